@@ -110,10 +110,6 @@ class Delayed:
         self.work.wait()
         time.sleep(max(0.0, self.due - time.perf_counter()))
 
-    def done(self) -> bool:
-        """Return whether :meth:`wait` would return at once."""
-        return self.work.done() and time.perf_counter() >= self.due
-
 
 Programs = dict[int, Callable[..., Any]]
 """What a rank runs, by the number of parts."""

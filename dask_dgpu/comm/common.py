@@ -168,18 +168,12 @@ def check_peers(peers: Sequence[int], size: int) -> None:
             raise ValueError(f"expected a rank from 0 to {size - 1}, got {peer}")
 
 
-def check_gather(whole: Buffer, part: Buffer, size: int) -> None:
-    """Refuse a ``whole`` that is not ``size`` times ``part``."""
-    _check_dtypes(whole, part)
-    if whole.size != size * part.size:
-        raise ValueError(f"expected a whole of {size * part.size} elements, got {whole.size}")
-
-
 def check_all_to_all(
     out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts, rank: int, size: int
 ) -> None:
     """Refuse counts that do not fit the buffers or the number of ranks."""
-    _check_dtypes(whole, out)
+    if whole.dtype != out.dtype:
+        raise ValueError(f"expected buffers of one dtype, got {whole.dtype} and {out.dtype}")
     for buffer, counts in ((out, out_counts), (whole, in_counts)):
         if len(counts) != size or min(counts) < 0:
             raise ValueError(f"expected a count for each of {size} ranks, got {list(counts)}")
@@ -209,8 +203,3 @@ def reduce_parts(out: Buffer, parts: Sequence[Buffer], op: Reduction) -> None:
         out[...] = parts[0]
     for part in parts[1:]:
         _UFUNCS[op](out, part, out=out)
-
-
-def _check_dtypes(whole: Buffer, part: Buffer) -> None:
-    if whole.dtype != part.dtype:
-        raise ValueError(f"expected buffers of one dtype, got {whole.dtype} and {part.dtype}")

@@ -19,7 +19,6 @@ from typing import Any, TypeVar, cast
 from dask_dgpu.comm.common import (
     Lifetime,
     check_all_to_all,
-    check_gather,
     check_peers,
     check_reduction,
     flat,
@@ -90,9 +89,6 @@ class _LocalWork:
             self._hub.lifetime.check()
             raise CommError(f"{self._name} waits for rank {min(missing)}, whose program has ended")
 
-    def done(self) -> bool:
-        return self._hub.lifetime.reason is not None or not self._awaited()
-
 
 class _LocalWindow:
     def __init__(self, comm: LocalComm, buffers: list[Sequence[Buffer]]) -> None:
@@ -140,33 +136,6 @@ class LocalComm:
         mine = [*sent, *expected]
         return _LocalWork(self, "exchange", lambda: {m.peer for m in mine if not m.over})
 
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        check_peers([root], self.size)
-
-        def finish(buffers: list[Buffer]) -> None:
-            for rank, target in enumerate(buffers):
-                if rank != root:
-                    target[...] = buffers[root]
-
-        return self._collect(("broadcast", root), flat(buffer), finish)
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        check_gather(out, part, self.size)
-        targets = pieces(flat(out), [part.size] * self.size)
-        return self._swap(("all_gather", part.size), targets, [flat(part)] * self.size)
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        check_gather(whole, part, self.size)
-        check_reduction(whole, op)
-
-        def finish(given: list[tuple[Buffer, Buffer]]) -> None:
-            cut = [pieces(whole, [part.size] * self.size) for part, whole in given]
-            for rank, (target, _) in enumerate(given):
-                reduce_parts(target, [parts[rank] for parts in cut], op)
-
-        what = ("reduce_scatter", op, part.size)
-        return self._collect(what, (flat(part), flat(whole)), finish)
-
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
 
@@ -180,8 +149,14 @@ class LocalComm:
 
     def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-        targets, parts = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
-        return self._swap(("all_to_all",), targets, parts)
+
+        def finish(given: list[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> None:
+            for rank, (targets, _) in enumerate(given):
+                for target, (_, parts) in zip(targets, given, strict=True):
+                    target[...] = parts[rank]
+
+        mine = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
+        return self._collect(("all_to_all",), mine, finish)
 
     def barrier(self) -> None:
         self._collect(("barrier",), None, lambda given: None).wait()
@@ -204,18 +179,6 @@ class LocalComm:
 
     def close(self) -> None:
         """Do nothing: the hub is freed with the last of its communicators."""
-
-    def _swap(
-        self, what: tuple[object, ...], targets: Sequence[Buffer], parts: Sequence[Buffer]
-    ) -> Work:
-        """Give ``parts[q]`` to each rank q, and get ``targets[q]`` from it."""
-
-        def finish(given: list[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> None:
-            for rank, (targets, _) in enumerate(given):
-                for target, (_, parts) in zip(targets, given, strict=True):
-                    target[...] = parts[rank]
-
-        return self._collect(what, (targets, parts), finish)
 
     def _collect(self, what: tuple[object, ...], given: Any, finish: Finish) -> Work:
         """Post this rank's arguments; the last rank finishes the call for all."""

@@ -2,7 +2,7 @@
 
 A transport only posts sends and receives; this module adds the collectives, for every dtype.
 Reductions run in rank order, so their bits equal those of ``local``. Measured over gloo on one
-host, they are as fast as gloo's own collectives; an all-gather is three times as fast.
+host, they are as fast as gloo's own collectives.
 
 A collective is a generator of messages; :mod:`dask_dgpu.comm.steps` runs it.
 """
@@ -22,7 +22,6 @@ from dask_dgpu.comm.common import (
     Lifetime,
     as_bytes,
     check_all_to_all,
-    check_gather,
     check_peers,
     check_reduction,
     even_counts,
@@ -72,27 +71,6 @@ class PointToPointComm(ABC):
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         nbytes = sum(buffer.nbytes for _, buffer in (*sends, *recvs))
         return self._start("exchange", self._post(sends, recvs, tag=0), nbytes)
-
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        check_peers([root], self.size)
-        ranks = [(root + step) % self.size for step in range(self.size)]
-        one_round = buffer.nbytes <= _ONE_ROUND
-        broadcast = self._send_to_all if one_round else self._broadcast
-        steps = broadcast(flat(buffer), ranks, self._next_tag())
-        return self._start("broadcast", steps, self.size * buffer.nbytes if one_round else None)
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        check_gather(out, part, self.size)
-        whole = pieces(flat(out), [part.size] * self.size)
-        mine = [flat(part)] * self.size
-        return self._start("all_gather", self._swap(whole, mine), out.nbytes)
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        check_gather(whole, part, self.size)
-        check_reduction(whole, op)
-        parts = pieces(flat(whole), [part.size] * self.size)
-        steps = self._reduce_piece(flat(part), parts, op, self._next_tag())
-        return self._start("reduce_scatter", steps, whole.nbytes)
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
@@ -165,38 +143,6 @@ class PointToPointComm(ABC):
             self._next_tag() if tag is None else tag,
         )
 
-    def _broadcast(self, buffer: Buffer, ranks: Sequence[int], tag: int) -> Steps:
-        """Copy the buffer of the first of some ranks to the others, this rank among them.
-
-        Binomial tree: the rank at place k receives from the place k without its lowest bit.
-        """
-        mine, size = ranks.index(self.rank), len(ranks)
-        bit = 1
-        while bit < size and not mine & bit:
-            bit *= 2
-        if mine:
-            yield from self._post([], [(ranks[mine - bit], buffer)], tag)
-        children = []
-        while (bit := bit // 2) >= 1:
-            if mine + bit < size:
-                children.append((ranks[mine + bit], buffer))
-        yield from self._post(children, [], tag)
-
-    def _send_to_all(self, buffer: Buffer, ranks: Sequence[int], tag: int) -> Steps:
-        """Do the same in one round, from the first rank to each other one."""
-        root, *others = ranks
-        if root == self.rank:
-            return self._post([(peer, buffer) for peer in others], [], tag)
-        return self._post([], [(root, buffer)], tag)
-
-    def _reduce_piece(
-        self, mine: Buffer, parts: Sequence[Buffer], op: Reduction, tag: int
-    ) -> Steps:
-        """Reduce the pieces ``rank`` of all ranks into ``mine``."""
-        received = _receive_buffers(mine, self.size)
-        yield from self._swap(received, parts, tag)
-        reduce_parts(mine, received, op)
-
     def _all_reduce(self, buffer: Buffer, op: Reduction) -> Steps:
         tag = self._next_tag()
         if buffer.nbytes <= _ONE_ROUND:
@@ -205,8 +151,11 @@ class PointToPointComm(ABC):
             reduce_parts(buffer, received, op)
         else:
             parts = pieces(buffer, even_counts(buffer.size, self.size))
-            yield from self._reduce_piece(parts[self.rank], parts, op, tag)
-            yield from self._swap(parts, [parts[self.rank]] * self.size, tag)
+            mine = parts[self.rank]
+            received = _receive_buffers(mine, self.size)
+            yield from self._swap(received, parts, tag)
+            reduce_parts(mine, received, op)
+            yield from self._swap(parts, [mine] * self.size, tag)
 
 
 def _receive_buffers(piece: Buffer, size: int) -> list[Buffer]:

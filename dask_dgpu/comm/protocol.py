@@ -49,9 +49,6 @@ class Work(Protocol):
             If the communicator was aborted, from any thread.
         """
 
-    def done(self) -> bool:
-        """Return whether ``wait`` would return (or raise) without blocking."""
-
 
 class Window(Protocol):
     """Buffers of all ranks that any rank may read without the owner's help.
@@ -89,21 +86,8 @@ class Comm(Protocol):
         send to itself if the same batch receives the message.
         """
 
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        """Copy the buffer of ``root`` to those of all ranks, of the same shape and dtype."""
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        """Concatenate the ranks' equal-sized ``part`` into ``out``, flat and of the same dtype."""
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce the ranks' ``whole``; write this rank's slice of the flat result to ``part``.
-
-        ``whole`` has ``size`` times as many elements as ``part``, of the same dtype. ``op`` is as
-        in :meth:`all_reduce`.
-        """
-
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
-        """Reduce ``buffer`` over the ranks in place, with the same bits on every rank.
+        """Reduce ``buffer`` over the ranks by ``op``, in place, with the same bits on every rank.
 
         The sum of bool is "or". Complex numbers have no minimum and no maximum.
         """

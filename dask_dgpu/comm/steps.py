@@ -75,11 +75,6 @@ class StepsWork:
         with self._lifetime.changed:
             self._lifetime.threads.add(thread)
 
-    def _take(self) -> Steps | None:
-        with self._lifetime.changed:
-            rest, self._rest = self._rest, None
-        return rest
-
     def _finish(self, steps: Steps, *, aside: bool) -> None:
         """Run the rest; only ``aside`` of its caller is its end known apart from the wait's."""
         error: CommError | None = None
@@ -104,15 +99,11 @@ class StepsWork:
             return None
         return max(at_least, self._deadline - time.monotonic())
 
-    def done(self) -> bool:
-        """Return whether ``wait`` would not block."""
-        if rest := self._take():
-            self._start_thread(rest)  # messages cannot be asked, only awaited
-        return self._over or self._lifetime.reason is not None
-
     def wait(self) -> None:
         """Return when the collective is over; raise if it failed."""
-        if rest := self._take():
+        with self._lifetime.changed:
+            rest, self._rest = self._rest, None
+        if rest is not None:
             self._finish(rest, aside=False)
         left = self._left(at_least=0.0)
         limit = None if left is None else left + _GRACE

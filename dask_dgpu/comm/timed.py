@@ -98,21 +98,6 @@ class TimedComm:
         self.sent_bytes += sum(buffer.nbytes for peer, buffer in sends if peer != self.rank)
         return work
 
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        work = self.start(self._comm.broadcast, buffer, root)
-        self.sent_bytes += (self.size - 1) * buffer.nbytes if self.rank == root else 0
-        return work
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        work = self.start(self._comm.all_gather, out, part)
-        self.sent_bytes += (self.size - 1) * part.nbytes
-        return work
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        work = self.start(self._comm.reduce_scatter, part, whole, op)
-        self.sent_bytes += (self.size - 1) * part.nbytes
-        return work
-
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         work = self.start(self._comm.all_reduce, buffer, op)
         mine = even_counts(buffer.size, self.size)[self.rank]
@@ -162,9 +147,6 @@ class _TimedWork:
         started, self._started = self._started, None  # a further wait hides nothing more
         if started is not None and self.ended is not None:
             self._comm.hidden += max(0.0, min(self.ended, begin) - started)
-
-    def done(self) -> bool:
-        return self._work.done()
 
 
 class _TimedWindow:

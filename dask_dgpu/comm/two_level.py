@@ -1,18 +1,17 @@
 r"""Collectives in two levels, for hosts whose links are slower than those within: [1]_.
 
-Each rank has a *relay* on every host, which handles all that the host has for it, or gets from it::
+Each rank has a *relay* on every host, which in an all-to-all joins what the host has for it::
 
-    all-to-all, reduce-scatter            all-gather
+    host 0    0   1   2
+               \  |  /   within a host
+    relay        1
+                 |      between hosts
+    host 1       4
 
-    host 0    0   1   2                   host 0    0   1   2
-               \  |  /   within a host               /  |  \   within a host
-    relay        1                        relay        1
-                 |      between hosts                  |      between hosts
-    host 1       4                        host 1       4
-
-An all-reduce is a reduce-scatter and an all-gather. Between two hosts, a rank sends or gets one
-message per peer rank on the other host instead of one from each. A host sends and gets each byte
-once: no algorithm sends fewer bytes between hosts. Within a host every byte travels once more.
+Between two hosts, a rank gets one message instead of one from each rank of the other host, and a
+host sends and gets each byte once: no algorithm sends fewer bytes between hosts. Within a host
+every byte travels once more. An all-reduce, which is small in programs, goes by the first rank of
+each host.
 
 References
 ----------
@@ -33,10 +32,7 @@ import numpy as np
 
 from dask_dgpu.comm.common import (
     check_all_to_all,
-    check_gather,
-    check_peers,
     check_reduction,
-    even_counts,
     flat,
     pieces,
     reduce_parts,
@@ -123,22 +119,6 @@ class TwoLevelComm:
     def exchange(self, sends: Messages, recvs: Messages) -> Work:
         return self._inner.exchange(sends, recvs)
 
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        check_peers([root], self.size)
-        return self._start("broadcast", self._broadcast(flat(buffer), root))
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        check_gather(out, part, self.size)
-        whole = pieces(flat(out), [part.size] * self.size)
-        return self._start("all_gather", self._gather(whole, flat(part), self._post()))
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        check_gather(whole, part, self.size)
-        check_reduction(whole, op)
-        parts = pieces(flat(whole), [part.size] * self.size)
-        steps = self._scatter(flat(part), parts, op, self._post())
-        return self._start("reduce_scatter", steps)
-
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
         return self._start("all_reduce", self._all_reduce(flat(buffer), op))
@@ -171,53 +151,22 @@ class TwoLevelComm:
         """Return what posts the messages of one collective."""
         return partial(self._inner._post, tag=self._inner._next_tag())
 
-    def _broadcast(self, buffer: Buffer, root: int) -> Steps:
-        tag, mine = self._inner._next_tag(), self._relays.mine
-        first = [root, *(each[0] for each in self._relays.members if root not in each)]
-        if self.rank in first:
-            yield from self._inner._broadcast(buffer, first, tag)
-        leader = root if root in mine else mine[0]
-        ranks = [leader, *(rank for rank in mine if rank != leader)]
-        yield from self._inner._broadcast(buffer, ranks, tag)
-
     def _all_reduce(self, buffer: Buffer, op: Reduction) -> Steps:
-        post, parts = self._post(), pieces(buffer, even_counts(buffer.size, self.size))
-        yield from self._scatter(parts[self.rank], parts, op, post)
-        yield from self._gather(parts, parts[self.rank], post)
-
-    def _scatter(self, mine: Buffer, parts: Sequence[Buffer], op: Reduction, post: Post) -> Steps:
-        """Reduce the pieces ``rank`` of all ranks into ``mine``; ``parts`` has those for each."""
-        relays, me = self._relays, self.rank
-        wanted = {rank: [rank, *targets] for rank, targets in relays.targets.items()}
-        lengths = [parts[target].size for target in wanted[me]]
-        boxes = _boxes(mine, dict.fromkeys(relays.mine, sum(lengths)))
-        sends = [(rank, _joined([parts[q] for q in each])) for rank, each in wanted.items()]
-        yield from post(sends, list(boxes.items()))
-        reduced = boxes[relays.mine[0]]
-        reduce_parts(reduced, list(boxes.values()), op)
-        own, *others = pieces(reduced, lengths)
-        far = _boxes(mine, {relay: mine.size for relay, _ in relays.far})
-        yield from post(list(zip(relays.targets[me], others, strict=True)), list(far.items()))
-        by_host = {relays.rank: own, **far}
-        reduce_parts(mine, [by_host[rank] for rank in sorted(by_host)], op)
-
-    def _gather(self, out: Sequence[Buffer], mine: Buffer, post: Post) -> Steps:
-        """Send ``mine`` to all ranks; ``out`` gets that of each."""
-        relays, targets = self._relays, self._relays.targets
-        lengths = {rank: [out[q].size for q in each] for rank, each in targets.items()}
-        boxes = _boxes(mine, {rank: sum(each) for rank, each in lengths.items()})
-        cut = {rank: pieces(boxes[rank], lengths[rank]) for rank in relays.mine}
-        received = list(zip(targets[self.rank], cut[self.rank], strict=True))
-        yield from post([(relay, mine) for relay, _ in relays.far], received)
-        others = [rank for rank in relays.mine if rank != self.rank]
-        out[self.rank][...] = mine
-        yield from post(
-            [(rank, each) for rank in others for each in (mine, boxes[self.rank])],
-            [(rank, each) for rank in others for each in (out[rank], boxes[rank])],
-        )
-        for rank in relays.mine:
-            for target, part in zip(targets[rank], cut[rank], strict=True):
-                out[target][...] = part
+        """Reduce to the first rank of each host, then to the first of all, and send it back."""
+        post, leaders = self._post(), [ranks[0] for ranks in self._relays.members]
+        groups = [list(self._relays.mine), *([leaders] if self.rank in leaders else ())]
+        for head, *others in groups:
+            if self.rank == head:
+                boxes = _boxes(buffer, dict.fromkeys(others, buffer.size))
+                yield from post([], list(boxes.items()))
+                reduce_parts(buffer, [buffer, *boxes.values()], op)
+            else:
+                yield from post([(head, buffer)], [])
+        for head, *others in reversed(groups):
+            if self.rank == head:
+                yield from post([(rank, buffer) for rank in others], [])
+            else:
+                yield from post([], [(head, buffer)])
 
     def _all_to_all(
         self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts

@@ -15,9 +15,8 @@ class Ledger:
     """The calls of one rank, and the bytes that any algorithm must move for them.
 
     It counts the data that enters or leaves the rank by the definition of the call, whatever the
-    transport does. A broadcast sends the buffer from the root to every other rank. A reduction is
-    an all-to-all of pieces, and an all-reduce adds an all-gather of the reduced pieces. Messages
-    of a rank to itself do not count.
+    transport does. An all-reduce is an all-to-all of pieces, and each rank sends its reduced piece
+    to all. Messages of a rank to itself do not count.
 
     Attributes
     ----------
@@ -66,26 +65,6 @@ class RecordingComm:
             [(peer, buffer.nbytes) for peer, buffer in sends],
             [(peer, buffer.nbytes) for peer, buffer in recvs],
         )
-        return work
-
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        work = self.inner.broadcast(buffer, root)
-        if self.rank == root:
-            self._record("broadcast", self._to_all(buffer.nbytes), [])
-        else:
-            self._record("broadcast", [], [(root, buffer.nbytes)])
-        return work
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        work = self.inner.all_gather(out, part)
-        each = self._to_all(part.nbytes)
-        self._record("all_gather", each, each)
-        return work
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        work = self.inner.reduce_scatter(part, whole, op)
-        each = self._to_all(part.nbytes)
-        self._record("reduce_scatter", each, each)
         return work
 
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:

@@ -34,7 +34,6 @@ from dask_dgpu.comm.common import (
     Lifetime,
     as_bytes,
     check_all_to_all,
-    check_gather,
     check_peers,
     check_reduction,
     flat,
@@ -130,52 +129,14 @@ class NcclComm:
 
         return self._start("exchange", start, (sends, recvs))
 
-    def broadcast(self, buffer: Buffer, root: int) -> Work:
-        check_peers([root], self.size)
-        options = dist.BroadcastOptions()
-        options.rootRank = root
-        options.rootTensor = 0
-        data = as_bytes(buffer)
-        return self._start(
-            "broadcast",
-            lambda: self._group.broadcast([self._tensor(data)], options),
-            data,
-        )
-
-    def all_gather(self, out: Buffer, part: Buffer) -> Work:
-        check_gather(out, part, self.size)
-        given = as_bytes(out), as_bytes(part)
-        return self._start(
-            "all_gather",
-            lambda: self._group._allgather_base(*map(self._tensor, given)),
-            given,
-        )
-
-    def reduce_scatter(self, part: Buffer, whole: Buffer, op: Reduction = "sum") -> Work:
-        check_gather(whole, part, self.size)
-        check_reduction(whole, op)
-        native = native_form(op, flat(part), flat(whole))
-        if native is None:
-            received = cupy.empty((self.size, part.size), part.dtype)
-            counts = [part.size] * self.size
-            work = self.all_to_all(received, counts, whole, counts)
-            target = flat(part)
-            return DeferredWork(work, lambda: reduce_parts(target, list(received), op))
-        options = dist.ReduceScatterOptions()
-        options.reduceOp, given = native
-        return self._start(
-            "reduce_scatter",
-            lambda: self._group._reduce_scatter_base(*map(self._tensor, given), options),
-            given,
-        )
-
     def all_reduce(self, buffer: Buffer, op: Reduction = "sum") -> Work:
         check_reduction(buffer, op)
         target = flat(buffer)
         native = native_form(op, target)
         if native is None:
             received = cupy.empty((self.size, target.size), target.dtype)
-            work = self.all_gather(received, target)
+            sends = [(peer, target) for peer in range(self.size)]
+            work = self.exchange(sends, list(enumerate(received)))
             return DeferredWork(work, lambda: reduce_parts(target, list(received), op))
         options = dist.AllreduceOptions()
         options.reduceOp, given = native

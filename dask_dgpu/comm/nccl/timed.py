@@ -100,9 +100,6 @@ class _StreamTimedWork:
         if cupy.cuda.get_current_stream() == self._comm.watch.compute:
             self._comm.watch.waits.append((begin, _event()))
 
-    def done(self) -> bool:
-        return self._work.done()
-
 
 def _event() -> Any:
     """Record an event on the current stream."""

@@ -99,11 +99,6 @@ class NcclWork:
             with self._comm._calling_torch(self._name):
                 self._work.wait()
 
-    def done(self) -> bool:
-        """Return whether the transfer is done, or ``wait`` was called."""
-        ended = self._comm._lifetime.reason is not None
-        return ended or self._work is None or bool(self._work.is_completed())
-
 
 class DeferredWork:
     """A transfer with a step after it, on the caller's stream."""
@@ -124,7 +119,3 @@ class DeferredWork:
     def follow(self) -> None:
         """Make the current stream wait too, without the step."""
         self._work.follow()
-
-    def done(self) -> bool:
-        """Return whether ``wait`` would return (or raise) without blocking."""
-        return self._work.done()

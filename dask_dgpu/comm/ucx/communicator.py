@@ -91,10 +91,6 @@ class _OrderedWork:
         with self._device:
             self._cuda.get_current_stream().wait_event(self._last)
 
-    def done(self) -> bool:
-        """Return whether ``wait`` would return (or raise) without blocking."""
-        return self.work.done()
-
 
 def _greet(comm: UcxComm, secrets: Sequence[bytes]) -> None:
     """Present to each rank its own secret, which only those know that read the store.
