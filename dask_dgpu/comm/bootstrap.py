@@ -151,7 +151,7 @@ def _abandonable(
 
 def _import_ucx() -> Any:
     try:
-        from dask_dgpu.comm.ucx import communicator as ucx
+        from dask_dgpu.comm import ucx
     except (ImportError, OSError) as error:  # a library of a damaged installation
         raise CommError(
             f"the transport 'ucx' needs ucxx: pip install 'dask-dgpu[ucx]' ({error})"

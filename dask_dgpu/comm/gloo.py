@@ -19,11 +19,9 @@ import torch.distributed
 
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.doors import close_doors
-from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
+from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.short.connect import connect
-from dask_dgpu.comm.short.link import Link
-from dask_dgpu.comm.steps import Message
+from dask_dgpu.comm.short import Link, connect
 from dask_dgpu.comm.store import Store
 from dask_dgpu.comm.torch_store import TorchStore
 from dask_dgpu.errors import CommError

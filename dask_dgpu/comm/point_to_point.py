@@ -4,7 +4,16 @@ A transport only posts sends and receives; this module adds the collectives, for
 Reductions run in rank order, so their bits equal those of ``local``. Measured over gloo on one
 host, they are as fast as gloo's own collectives.
 
-A collective is a generator of messages; :mod:`dask_dgpu.comm.steps` runs it.
+A collective is a generator that posts messages, yields them, resumes once they are done, and may
+post more::
+
+    all_reduce:  all-to-all of pieces | reduce my piece | send it to all
+                 ........ yield ..... | ............... | .... yield ...
+
+The caller's thread runs it up to the first ``yield``, so messages are posted in the order of
+the calls. A separate thread runs the rest, in whatever order the caller waits. A small collective
+of one round has none: its rest runs in the wait, and starting a thread takes longer than the
+messages.
 """
 
 # The protocol documents the methods.
@@ -12,9 +21,14 @@ A collective is a generator of messages; :mod:`dask_dgpu.comm.steps` runs it.
 
 from __future__ import annotations
 
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import chain
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -31,15 +45,123 @@ from dask_dgpu.comm.common import (
     reduce_parts,
 )
 from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
-from dask_dgpu.comm.steps import Message, Steps, StepsWork
+from dask_dgpu.errors import CommError
 
 # Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
 _ONE_ROUND = 16 * 1024
 # Up to this many bytes of one round, a thread costs more than it can hide.
 _WITHOUT_THREAD = 256 * 1024
-
+# Extra seconds for the thread that waits for a message: its error names the peer.
+_GRACE = 1.0
 
 Verb = Literal["send", "recv"]
+
+
+class Message(Protocol):
+    """A posted send or receive."""
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until it is done; raise ``CommError`` if it failed or is late.
+
+        An abort of the communicator must end a wait without a limit.
+        """
+
+
+class Posted:
+    """A message that another thread ends: the first to do so. Errors call it ``what``."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.over: Future[Any] = Future()
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until it is done; raise ``CommError`` if it failed or is late."""
+        try:
+            self.over.result(seconds)
+        except TimeoutError:
+            raise CommError(f"{self.what} did not finish within the time limit") from None
+
+    def end(self, result: Any = None) -> None:
+        """Complete it."""
+        if not self.over.done():
+            self.over.set_result(result)
+
+    def fail(self, reason: str) -> None:
+        """Make ``wait`` raise."""
+        if not self.over.done():
+            self.over.set_exception(CommError(f"{self.what} failed: {reason}"))
+
+
+Steps = Iterator[list[Message]]
+
+
+class StepsWork:
+    """A collective in progress, among the running ones of its communicator until it is over."""
+
+    def __init__(self, comm: PointToPointComm, name: str) -> None:
+        self._name = f"{name} on rank {comm.rank} of {comm.size}"
+        self._lifetime = comm._lifetime
+        self._running = comm._running
+        self._deadline = None if comm.limit is None else time.monotonic() + comm.limit
+        self._error: CommError | None = None
+        self._rest: Steps | None = None
+        self._over = False
+        self.ended: float | None = None
+
+    def start(self, steps: Steps, by_thread: bool) -> None:
+        """Post the first messages; a thread runs the rest, or the wait."""
+        first = next(steps, [])
+        rest = chain([first], steps)
+        self._running.add(self)  # memory of messages must outlast them
+        if not first:
+            self._finish(rest, aside=True)
+        elif not by_thread:
+            self._rest = rest
+        else:
+            # A daemon: a wait inside a transport must not delay the interpreter's exit.
+            run = partial(self._finish, rest, aside=True)
+            thread = threading.Thread(target=run, name=self._name, daemon=True)
+            thread.start()
+            with self._lifetime.changed:
+                self._lifetime.threads.add(thread)
+
+    def _finish(self, steps: Steps, *, aside: bool) -> None:
+        """Run the rest; only ``aside`` of its caller is its end known apart from the wait's."""
+        error: CommError | None = None
+        try:
+            for messages in steps:
+                for message in messages:
+                    message.wait(self._left(at_least=0.001))
+                    self._lifetime.check()
+        except CommError as raised:
+            error = raised
+        except Exception as raised:
+            error = CommError(f"{self._name} failed: {raised}")
+            error.__cause__ = raised
+        with self._lifetime.changed:
+            self.ended = time.perf_counter() if aside else None
+            self._error, self._over = error, True
+            self._running.discard(self)
+            self._lifetime.changed.notify_all()
+
+    def _left(self, at_least: float) -> float | None:
+        if self._deadline is None:
+            return None
+        return max(at_least, self._deadline - time.monotonic())
+
+    def wait(self) -> None:
+        """Return when the collective is over; raise if it failed."""
+        with self._lifetime.changed:
+            rest, self._rest = self._rest, None
+        if rest is not None:
+            self._finish(rest, aside=False)
+        left = self._left(at_least=0.0)
+        limit = None if left is None else left + _GRACE
+        self._lifetime.wait_for(lambda: self._over, limit, self._name)
+        if self._error is not None:
+            # Our own abort explains more than the effect of a peer's end on a message.
+            self._lifetime.check()
+            raise self._error
 
 
 class PointToPointComm(ABC):
@@ -107,8 +229,7 @@ class PointToPointComm(ABC):
     def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
         """Start a collective of one round of so many bytes, or of several rounds."""
         self._lifetime.check()
-        phase = f"{name} on rank {self.rank} of {self.size}"
-        work = StepsWork(phase, self._lifetime, self.limit, self._running)
+        work = StepsWork(self, name)
         work.start(steps, by_thread=nbytes is None or nbytes > _WITHOUT_THREAD)
         return work
 

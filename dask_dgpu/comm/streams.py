@@ -15,16 +15,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 
 from dask_dgpu.comm.common import Lifetime, pieces, take_first
-from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
+from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Posted, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.steps import Message
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommError
 
@@ -73,42 +71,22 @@ class Streams(Protocol):
         """
 
 
-class StreamMessage:
-    """A posted send or receive; see :class:`~.point_to_point.Message`.
+class _Received(Posted):
+    """A receive, which copies the frames that came into its ``target`` in the waiting thread."""
 
-    Errors call it ``what``. A receive copies into its ``target`` in the waiting thread.
-    """
-
-    def __init__(self, what: str, target: Buffer = None) -> None:
-        self._what = what
+    def __init__(self, what: str, target: Buffer) -> None:
+        super().__init__(what)
         self._target = target
-        self._over: Future[Sequence[Any]] = Future()
 
     def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late."""
-        try:
-            received = self._over.result(seconds)
-        except TimeoutError:
-            raise CommError(f"{self._what} did not finish within the time limit") from None
-        if self._target is not None:
-            frames = [np.frombuffer(frame, np.uint8) for frame in received]
-            sizes = [frame.size for frame in frames]
-            if sum(sizes) != self._target.size:
-                text = f"expected {self._target.size} bytes, got {sum(sizes)}"
-                raise CommError(f"{self._what} failed: {text}")
-            for part, frame in zip(pieces(self._target, sizes), frames, strict=True):
-                part[...] = frame
-            self._target = None
-
-    def end(self, frames: Sequence[Any] = ()) -> None:
-        """Complete it; only the first end counts."""
-        if not self._over.done():
-            self._over.set_result(frames)
-
-    def fail(self, reason: str) -> None:
-        """Make ``wait`` raise; only the first end counts."""
-        if not self._over.done():
-            self._over.set_exception(CommError(f"{self._what} failed: {reason}"))
+        super().wait(seconds)
+        frames = [np.frombuffer(frame, np.uint8) for frame in self.over.result()]
+        sizes = [frame.size for frame in frames]
+        if sum(sizes) != self._target.size:
+            text = f"expected {self._target.size} bytes, got {sum(sizes)}"
+            raise CommError(f"{self.what} failed: {text}")
+        for part, frame in zip(pieces(self._target, sizes), frames, strict=True):
+            part[...] = frame
 
 
 class StreamComm(PointToPointComm):
@@ -119,10 +97,10 @@ class StreamComm(PointToPointComm):
         self._streams = streams
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
-        self._expected: dict[Place, deque[StreamMessage]] = defaultdict(deque)
+        self._expected: dict[Place, deque[Posted]] = defaultdict(deque)
         self._arrived: dict[Place, deque[Any]] = defaultdict(deque)
-        self._unsent: dict[Place, deque[tuple[Buffer, StreamMessage]]] = defaultdict(deque)
-        self._sent: dict[Place, deque[StreamMessage]] = defaultdict(deque)
+        self._unsent: dict[Place, deque[tuple[Buffer, Posted]]] = defaultdict(deque)
+        self._sent: dict[Place, deque[Posted]] = defaultdict(deque)
         self._ready: Counter[Place] = Counter()
 
     def receive(self, peer: int, kind: Kind, tag: int, frames: Sequence[Any]) -> None:
@@ -175,7 +153,7 @@ class StreamComm(PointToPointComm):
         if not isinstance(data, np.ndarray):
             raise ValueError("expected a buffer on the host, got one on a GPU")
         place = peer, tag
-        message = StreamMessage(what, data if verb == "recv" else None)
+        message: Posted = _Received(what, data) if verb == "recv" else Posted(what)
         with self._lock:
             self._lifetime.check()
             arrived = take_first(self._arrived, place) if verb == "recv" else None

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dask_dgpu.comm.common import even_counts
@@ -21,8 +21,6 @@ from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, W
 
 T = TypeVar("T")
 Clock = Callable[[], float]
-Interval = tuple[Any, Any]
-"""Two events of CuPy on one stream, or on two of which the second is later."""
 
 
 class Span(Protocol):
@@ -31,13 +29,6 @@ class Span(Protocol):
     hidden: float | None
     exposed: float | None
     sent_bytes: int
-
-
-def gpu_seconds(intervals: Iterable[Interval]) -> float:
-    """Return the sum of intervals that the GPU has passed."""
-    import cupy
-
-    return float(sum(cupy.cuda.get_elapsed_time(*each) for each in intervals)) / 1e3
 
 
 class TimedComm:
@@ -57,7 +48,7 @@ class TimedComm:
     for the reader.
 
     On a GPU the figures mean nothing, since streams wait instead of the host; see
-    :mod:`dask_dgpu.comm.nccl.timed`.
+    :mod:`dask_dgpu.comm.timed_gpu`.
     """
 
     def __init__(self, comm: Comm, clock: Clock = time.perf_counter) -> None:

@@ -37,9 +37,8 @@ from dask_dgpu.comm.common import (
     pieces,
     reduce_parts,
 )
-from dask_dgpu.comm.point_to_point import PointToPointComm
+from dask_dgpu.comm.point_to_point import PointToPointComm, Steps
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
-from dask_dgpu.comm.steps import Steps
 
 Post = Callable[[Messages, Messages], Steps]
 

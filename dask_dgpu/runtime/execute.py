@@ -281,11 +281,11 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
     if device.kind == "cpu":
         return TimedComm(comm)
     if comm.size > 1 and transport == "nccl":
-        from dask_dgpu.comm.nccl.timed import StreamTimedComm
+        from dask_dgpu.comm.timed_gpu import StreamTimedComm
 
         return StreamTimedComm(comm, device.watch())
     if comm.size > 1 and transport == "ucx":
-        from dask_dgpu.comm.ucx.timed import LaneTimedComm
+        from dask_dgpu.comm.timed_gpu import LaneTimedComm
 
         return LaneTimedComm(comm, device.watch())
     return None

@@ -7,9 +7,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dask_dgpu.comm.point_to_point import PointToPointComm, Verb
+from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
 from dask_dgpu.comm.protocol import Buffer
-from dask_dgpu.comm.steps import Message
 from dask_dgpu.errors import CommError
 
 T = TypeVar("T")

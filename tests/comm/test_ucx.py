@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from benchmarks.relay import Relay, join_relay
+from dask_dgpu.comm import ucx
 from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.store import meet
-from dask_dgpu.comm.ucx import communicator
 from dask_dgpu.errors import CommAbortedError, CommError
 from tests.comm.processes import RankPool
 
@@ -124,7 +124,7 @@ def _know_another_secret(rank, address):
         def overhear(*args, **kwargs):
             return [f"{text.split()[0]} {'00' * 32}" for text in meet(*args, **kwargs)]
 
-        patch.setattr(communicator, "meet", overhear)
+        patch.setattr(ucx, "meet", overhear)
     with pytest.raises(CommError, match=r"not know the secret" if rank < 2 else None):
         _connect(rank, address, "secret")
     if rank == 2:

@@ -1,0 +1,484 @@
+"""Ranks as processes with NumPy or CuPy arrays, over UCX.
+
+UCX selects the path between two processes: TCP, and between GPUs also CUDA's peer copies or
+InfiniBand, as the environment (``UCX_TLS`` and others) allows. It only carries messages;
+:mod:`dask_dgpu.comm.point_to_point` composes collectives from them.
+
+UCX knows no streams. So on a GPU the host waits, unlike over NCCL: for the caller's stream
+before it posts a message of the stream's arrays, and in ``wait`` until the data has arrived.
+Computations within a collective, its reductions, run on the caller's current stream.
+
+One thread creates, uses and releases UCX's worker. Other threads queue calls and wait for messages.
+The thread runs the calls, lets UCX progress, completes messages, and sleeps until a socket, a
+device or another thread wakes it. So no two threads call UCX at once, and no other thread blocks
+within UCX.
+
+The loss of a peer ends only the messages with that peer. A late message and an abort end the
+channel, because a started receive cannot be cancelled: every message fails, and UCX disconnects,
+which the peers notice like the loss of a process. Buffers are kept until UCX releases them. An
+orderly end exchanges farewells with all peers first, so that no sent data is discarded.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from hmac import compare_digest
+from secrets import token_hex
+from typing import Any
+
+import numpy as np
+from ucxx._lib import libucxx
+from ucxx._lib.arr import Array
+
+from dask_dgpu.comm.common import Lifetime, settle
+from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Posted, Steps, Verb
+from dask_dgpu.comm.protocol import Buffer, Work
+from dask_dgpu.comm.store import Store, meet
+from dask_dgpu.errors import CommError
+
+SECRET_BYTES = 32
+"""Bytes of a rank's secret, new for each epoch."""
+
+# UCX's tags have 64 bits: the sender and our tag.
+_TAG_BITS = 31
+_RANK_BITS = 14
+# The tag of a farewell; collectives count from 1 to 2^30.
+_FAREWELL = 2**_TAG_BITS - 1
+
+# Longest sleep in seconds.
+_LONGEST_SLEEP = 0.1
+# Seconds between two looks at transfers that UCX has not released.
+_PAUSE = 0.01
+# Seconds for sent data to reach a peer before UCX disconnects.
+_LINGER = 0.1
+# Seconds for which an exiting interpreter waits for the farewells of others.
+_LAST_WAIT = 2.0
+
+
+class UcxMessage(Posted):
+    """A posted send or receive; ``hang_up`` is called with the reason if it is late."""
+
+    def __init__(self, what: str, hang_up: Callable[[str], None]) -> None:
+        super().__init__(what)
+        self._hang_up = hang_up
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until it is done; raise ``CommError`` if it failed or is late."""
+        try:
+            super().wait(seconds)
+        except CommError as error:
+            if not self.over.done():
+                self._hang_up(str(error))
+            raise
+
+    def succeeded(self) -> bool:
+        """Return whether it is done without an error."""
+        return self.over.done() and self.over.exception() is None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A message in UCX. Dropping the request cancels it, if UCX still can."""
+
+    peer: int
+    message: UcxMessage
+    request: Any
+    array: Any
+
+
+class UcxWorker:
+    """A worker with an endpoint for each peer; ``lost`` are the unreachable ranks.
+
+    ``device`` is the CUDA device of the thread, if it uses one.
+    """
+
+    def __init__(self, rank: int, device: int | None, ports: tuple[int, int] | None) -> None:
+        if device is not None:
+            import cupy
+
+            # UCX needs CUDA's context in the calling thread
+            cupy.cuda.Device(device).use()
+            cupy.cuda.runtime.free(0)
+        self.rank = rank
+        self.lost: set[int] = set()
+        self._endpoints: dict[int, Any] = {}
+        self._posted: list[_Request] = []
+        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        options = {} if ports is None else {"TCP_PORT_RANGE": f"{ports[0]}-{ports[1]}"}
+        context = libucxx.UCXContext(config_dict=options, feature_flags=features)
+        self._worker: Any = libucxx.UCXWorker(context)
+        self._worker.init_blocking_progress_mode()
+        self._poll = select.poll()
+        self._poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
+
+    @property
+    def address(self) -> bytes:
+        """The address to which peers connect."""
+        return bytes(self._worker.address)
+
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Create an endpoint for each address except this rank's; sends nothing yet."""
+        for peer, address in enumerate(addresses):
+            if peer != self.rank:
+                at = libucxx.UCXAddress.create_from_buffer(address)
+                endpoint = self._worker.create_endpoint_from_worker_address(at, True)
+                endpoint.set_close_callback(self.lost.add, (peer,))
+                self._endpoints[peer] = endpoint
+
+    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, message: UcxMessage) -> None:
+        """Post a message, which keeps its buffer; errors go to the message."""
+        try:
+            array = Array(data)
+            if verb == "send":
+                request = self._endpoints[peer].tag_send(array, _ucx_tag(self.rank, tag))
+            else:
+                request = self._endpoints[peer].tag_recv(array, _ucx_tag(peer, tag))
+        except Exception as error:
+            message.fail(str(error))
+        else:
+            self._posted.append(_Request(peer, message, request, array))
+
+    def pending(self) -> list[UcxMessage]:
+        """Return the messages that are not done."""
+        return [posted.message for posted in self._posted]
+
+    def progress(self) -> None:
+        """Let UCX progress, and complete finished messages."""
+        self._worker.progress()
+        posted, self._posted = self._posted, []
+        for one in posted:
+            if one.request.completed:
+                error = _error_of(one.request)
+                if error is None:
+                    one.message.end()
+                else:
+                    one.message.fail("the peer is lost" if one.peer in self.lost else error)
+            else:
+                self._posted.append(one)
+
+    def wake_by(self, descriptor: int) -> None:
+        """End a sleep when a descriptor becomes readable."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for an event, at most for some seconds."""
+        if self._worker.arm():
+            self._poll.poll(1000 * seconds)
+
+    def fail(self, reason: str) -> None:
+        """Fail all messages; their transfers continue until the release."""
+        for posted in self._posted:
+            posted.message.fail(reason)
+
+    def release(self) -> None:
+        """Disconnect, and free buffers once UCX has released them."""
+        for endpoint in self._endpoints.values():
+            endpoint.remove_close_callback()
+            endpoint.close_blocking()  # forced, so it does not wait for peers
+        while any(not posted.request.completed for posted in self._posted):
+            self._worker.progress()
+            if not threading.main_thread().is_alive():
+                break
+            time.sleep(_PAUSE)
+        # Requests and endpoints refer to the worker, which ends with the last of them.
+        self._posted.clear()
+        self._endpoints.clear()
+        self._worker = None
+
+
+def _ucx_tag(sender: int, tag: int) -> Any:
+    return libucxx.UCXXTag(sender << _TAG_BITS | tag)
+
+
+def _error_of(request: Any) -> str | None:
+    try:
+        request.check_error()
+    except libucxx.UCXError as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+class _EndError(Exception):
+    """Ends the thread's loop; its text is the reason."""
+
+
+class UcxChannel:
+    """The messages between this process and its peers, which connect to ``address``.
+
+    ``timeout`` are the seconds to create the worker, and to wait for the farewells of others;
+    ``device`` is the CUDA device of the arrays, ``None`` for NumPy's. UCX listens on ``ports`` from
+    the first to the last, ``None`` for any.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        device: int | None,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
+        if size > 2**_RANK_BITS:
+            raise ValueError(f"expected at most {2**_RANK_BITS} ranks, got {size}")
+        self.rank = rank
+        self.timeout = timeout
+        self.device = device
+        self._ports = ports
+        self._lock = threading.Lock()
+        self._ended: str | None = None
+        self._calls: deque[tuple[Callable[[UcxWorker], None], UcxMessage | None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._farewells: dict[int, UcxMessage] = {}
+        self._leave_by: float | None = None
+        address: Future[bytes] = Future()
+        # No daemon: an exiting interpreter that stops one within C++ ends the process.
+        threading.Thread(target=self._run, args=(address,), name="ucx", daemon=False).start()
+        try:
+            self.address = address.result(timeout)
+        except TimeoutError:
+            self.fail("it started too late")
+            raise CommError(f"rank {rank}'s UCX did not start within the time limit") from None
+
+    def connect(self, addresses: Sequence[bytes]) -> None:
+        """Prepare for messages to the workers at these addresses, one per rank."""
+        done = UcxMessage(f"rank {self.rank}'s connection", self.fail)
+        self._do(lambda worker: self._connect(worker, addresses, done), done)
+        done.wait(self.timeout)
+
+    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> UcxMessage:
+        """Post a message of bytes; messages with one verb, peer and tag are in order.
+
+        The data must not change until the message is done. Errors call it ``what``.
+        """
+        message = UcxMessage(what, self.fail)
+        self._do(lambda worker: worker.post(verb, peer, data, tag, message), message)
+        return message
+
+    def fail(self, reason: str) -> None:
+        """End everything; from any thread, does not block."""
+        with suppress(CommError):
+            self._do(lambda worker: _end(reason))
+
+    def close(self) -> None:
+        """End everything once no peer needs it; from any thread, does not block."""
+        with suppress(CommError):
+            self._do(partial(self._say_farewell, seconds=self.timeout))
+
+    def _do(self, call: Callable[[UcxWorker], None], message: UcxMessage | None = None) -> None:
+        """Queue a call; its message fails if the channel ends first."""
+        with self._lock:
+            if self._ended is not None:
+                raise CommError(f"rank {self.rank} is disconnected: {self._ended}")
+            self._calls.append((call, message))
+            os.eventfd_write(self._wake, 1)
+
+    # The methods below run in the thread.
+
+    def _run(self, address: Future[bytes]) -> None:
+        try:
+            worker = UcxWorker(self.rank, self.device, self._ports)
+            worker.wake_by(self._wake)
+        except Exception as error:
+            self._hang_up("it has no UCX")
+            address.set_exception(CommError(f"rank {self.rank} has no UCX: {error}"))
+        else:
+            address.set_result(worker.address)
+            reason = self._serve(worker)
+            self._hang_up(reason)
+            worker.fail(reason)
+            leave_by = time.monotonic() + _LINGER
+            while time.monotonic() < leave_by:
+                worker.progress()
+                worker.sleep(_LINGER / 10)
+            worker.release()
+        os.close(self._wake)
+
+    def _serve(self, worker: UcxWorker) -> str:
+        """Serve until the end; return its reason."""
+        try:
+            while True:
+                self._turn(worker)
+        except _EndError as end:
+            return str(end)
+        except Exception as error:
+            return f"UCX failed: {error}"
+
+    def _hang_up(self, reason: str) -> None:
+        with self._lock:
+            self._ended = reason
+        for _, message in self._calls:
+            if message is not None:
+                message.fail(reason)
+        self._calls.clear()
+
+    def _turn(self, worker: UcxWorker) -> None:
+        while self._calls:
+            call, _ = self._calls.popleft()
+            call(worker)
+        worker.progress()
+        self._check_peers(worker)
+        if not self._calls:
+            worker.sleep(_LONGEST_SLEEP)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+
+    def _check_peers(self, worker: UcxWorker) -> None:
+        staying = {peer for peer, farewell in self._farewells.items() if not farewell.succeeded()}
+        late = self._leave_by is not None and time.monotonic() > self._leave_by
+        if late or (self._leave_by is not None and staying <= worker.lost):
+            _end("it was closed")
+        if not threading.main_thread().is_alive():
+            self._say_farewell(worker, _LAST_WAIT)
+
+    def _connect(self, worker: UcxWorker, addresses: Sequence[bytes], done: UcxMessage) -> None:
+        try:
+            worker.connect(addresses)
+        except Exception as error:
+            done.fail(str(error))
+            return
+        for peer in range(len(addresses)):
+            if peer != self.rank:
+                self._farewells[peer] = self._exchange_farewell(worker, "recv", peer)
+        done.end()
+
+    def _exchange_farewell(self, worker: UcxWorker, verb: Verb, peer: int) -> UcxMessage:
+        message = UcxMessage(f"the farewell of rank {peer}", self.fail)
+        worker.post(verb, peer, np.zeros(1, np.uint8), _FAREWELL, message)
+        return message
+
+    def _say_farewell(self, worker: UcxWorker, seconds: float) -> None:
+        """Wait up to ``seconds`` for the peers' farewells, but not for pending messages."""
+        leave_by = time.monotonic() + seconds
+        if self._leave_by is not None:
+            self._leave_by = min(self._leave_by, leave_by)
+            return
+        worker.progress()
+        if set(worker.pending()) - set(self._farewells.values()):
+            _end("it was closed")
+        self._leave_by = leave_by
+        for peer in self._farewells:
+            self._exchange_farewell(worker, "send", peer)
+
+
+def _end(reason: str) -> None:
+    raise _EndError(reason)
+
+
+class UcxComm(PointToPointComm):
+    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`."""
+
+    def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
+        super().__init__(channel.rank, size, limit, self._end_messages)
+        self._channel = channel
+
+    def _end_messages(self) -> None:
+        if self._lifetime.closed:
+            self._channel.close()
+        else:
+            self._channel.fail("its communicator was aborted")
+
+    def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
+        if self._channel.device is None:
+            return super()._start(name, steps, nbytes)
+        ordered = _OrderedWork(self._channel.device)
+        ordered.work = super()._start(name, ordered.run(steps), nbytes)
+        return ordered
+
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+        if self._channel.device is None and hasattr(data, "__cuda_array_interface__"):
+            raise ValueError("expected a buffer on the host, got one on a GPU")
+        settle(data)
+        return self._channel.post(verb, peer, data, tag, what)
+
+
+class _OrderedWork:
+    """A collective on the creating thread's device and stream; callers' streams wait for it."""
+
+    work: Work
+
+    def __init__(self, device: int) -> None:
+        import cupy
+
+        self._cuda = cupy.cuda
+        self._device = cupy.cuda.Device(device)
+        with self._device:
+            self._stream = cupy.cuda.get_current_stream()
+            self._last = cupy.cuda.Event(disable_timing=True)
+
+    def run(self, steps: Steps) -> Steps:
+        """Run the steps on the stream, whichever thread resumes them."""
+        while True:
+            with self._device, self._stream:
+                messages = next(steps, None)
+                if messages is None:
+                    self._last.record()
+                    return
+            yield messages
+
+    @property
+    def ended(self) -> float | None:
+        """When the last message was done; copies and reductions end on the stream."""
+        return self.work.ended
+
+    def wait(self) -> None:
+        """Return when all messages are done; copies and reductions are on the stream."""
+        self.work.wait()
+        with self._device:
+            self._cuda.get_current_stream().wait_event(self._last)
+
+
+def _greet(comm: UcxComm, secrets: Sequence[bytes]) -> None:
+    """Present to each rank its own secret, which only those know that read the store.
+
+    It also connects: from the first message on, UCX notices a lost peer.
+    """
+    others = [peer for peer in range(comm.size) if peer != comm.rank]
+    received = {peer: np.zeros(SECRET_BYTES, np.uint8) for peer in others}
+    sends = [(peer, np.frombuffer(secrets[peer], np.uint8)) for peer in others]
+    comm.exchange(sends, list(received.items())).wait()
+    for peer, secret in received.items():
+        if not compare_digest(secret.tobytes(), secrets[comm.rank]):
+            raise CommError(f"rank {peer} of {comm.size} does not know the secret of its epoch")
+
+
+def join(
+    store: Store,
+    *,
+    rank: int,
+    size: int,
+    timeout: float,
+    limit: float | None,
+    device: int | None,
+    ports: tuple[int, int] | None,
+    lifetime: Lifetime,
+) -> UcxComm:
+    """Connect as one of ``size`` ranks, all of which call this at the same time.
+
+    ``store`` is for these ranks only. ``device`` is ``None`` for NumPy arrays. It
+    listens on ``ports`` from the first to the last, ``None`` for any. Connecting ends
+    after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
+    seconds; ``None`` waits until aborted.
+    """
+    channel = UcxChannel(rank, size, timeout, device, ports)
+    try:
+        mine = f"{channel.address.hex()} {token_hex(SECRET_BYTES)}"
+        texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
+        found = [tuple(map(bytes.fromhex, text.split())) for text in texts]
+        channel.connect([address for address, _ in found])
+        comm = UcxComm(channel, size, limit=timeout)
+        lifetime.adopt(comm._lifetime)
+        _greet(comm, [secret for _, secret in found])
+        comm.limit = limit
+    except BaseException:
+        channel.fail("it did not connect")
+        raise
+    return comm

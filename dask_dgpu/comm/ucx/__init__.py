@@ -1,1 +1,0 @@
-"""The transport over UCX, for NumPy and CuPy arrays."""
