@@ -23,7 +23,7 @@ from process_harness import run_ranks
 from dask_dgpu.algorithms.redistribute.plan import plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.operand import Operand
+from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Work
 from dask_dgpu.comm.timed import TimedComm

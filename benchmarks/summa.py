@@ -19,7 +19,7 @@ from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.operand import Operand
+from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment import settings

@@ -24,7 +24,7 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import typename
 
-from dask_dgpu.algorithms.summa.options import DEFAULTS, STRATEGIES, Options, Strategy
+from dask_dgpu.algorithms.summa.plan import DEFAULTS, STRATEGIES, Options, Strategy
 from dask_dgpu.algorithms.summa.wire import ENCODED, WIRE_DTYPES, SparseThreshold, WireDtype
 from dask_dgpu.arguments import (
     as_array,

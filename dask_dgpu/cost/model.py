@@ -10,8 +10,7 @@ from dask.utils import format_bytes
 
 from dask_dgpu.algorithms.pencil_fft import even_chunks
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.operand import Operand
-from dask_dgpu.algorithms.summa.options import STRATEGIES, Strategy
+from dask_dgpu.algorithms.summa.plan import STRATEGIES, Operand, Strategy
 from dask_dgpu.arguments import check_choice, expected, integer
 from dask_dgpu.cost.config import ClusterConfig
 from dask_dgpu.cost.table import Rows, Shown, quantity

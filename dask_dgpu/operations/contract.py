@@ -12,7 +12,7 @@ import numpy as np
 from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
 from dask_dgpu.algorithms.contract.rank import contract_rank
 from dask_dgpu.algorithms.contract.stack import Stack
-from dask_dgpu.algorithms.summa.traffic import traffic, workspace
+from dask_dgpu.algorithms.summa.choose import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.matmul import MATMUL, PartProduct

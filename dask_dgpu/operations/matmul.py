@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa, transfers_of
-from dask_dgpu.algorithms.summa.operand import Block, Operand
-from dask_dgpu.algorithms.summa.options import DEFAULTS, Options
-from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.choose import (
+    by_step,
+    cost,
+    owners_along,
+    plan_summa,
+    summed,
+    transfers_of,
+    workspace,
+)
+from dask_dgpu.algorithms.summa.plan import DEFAULTS, Block, Operand, Options, SummaPlan
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.traffic import by_step, summed, workspace
 from dask_dgpu.algorithms.summa.wire import (
     Encoding,
     Half,

@@ -20,13 +20,9 @@ from dask_dgpu.algorithms.redistribute.plan import in_levels, plan_redistribute,
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.redistribute.schedule import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
-from dask_dgpu.algorithms.summa.choose import plan_summa, transfers_of
-from dask_dgpu.algorithms.summa.levels import link_bytes
-from dask_dgpu.algorithms.summa.operand import Operand
-from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.choose import by_level, link_bytes, plan_summa, transfers_of
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import by_level
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST, Machine

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa.choose import cost, owners_along, plan_summa
-from dask_dgpu.algorithms.summa.operand import Operand
-from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.algorithms.summa.choose import (
+    Needs,
+    cost,
+    owners_along,
+    plan_summa,
+    summed,
+    traffic,
+    workspace,
+)
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import Needs, summed, traffic, workspace
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

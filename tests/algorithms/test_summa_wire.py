@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.operand import aligned
+from dask_dgpu.algorithms.summa.choose import plan_summa, traffic, workspace
+from dask_dgpu.algorithms.summa.plan import aligned, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import traffic, workspace
 from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, encoding
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.operand import aligned
-from dask_dgpu.algorithms.summa.schedule import schedule
-from dask_dgpu.algorithms.summa.traffic import traffic
+from dask_dgpu.algorithms.summa.choose import plan_summa, traffic
+from dask_dgpu.algorithms.summa.plan import aligned, schedule
 from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sent, Sparse, encoding
 from dask_dgpu.kernels import gemm
 from graph_opt.model.cost import HOST

@@ -19,7 +19,7 @@ from dask.array.optimization import optimize
 from dask.base import compute
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.summa.traffic import traffic
+from dask_dgpu.algorithms.summa.choose import traffic
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.observe.profiler import Timeline
 from dask_dgpu.observe.profiler import timeline as drawing

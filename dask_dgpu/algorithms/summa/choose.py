@@ -1,24 +1,46 @@
-"""Choosing the mesh, the place of each rank, and the number of panels by their cost."""
+"""Choosing the mesh, the place of each rank, and the number of panels by their cost.
+
+On several hosts, each host has a part of the mesh, so that few bytes cross::
+
+    mesh (4, 4, 1) on four hosts of four ranks         mesh (4, 4, 1), badly placed
+     _______ _______                                    _______________
+    | 0   1 | 4   5 |   a host needs two rows of A     | 0   1   2   3 |   one row of A, and
+    | 2   3 | 6   7 |   and two columns of B           |_______________|   all columns of B
+    |_______|_______|                                  | 4   5   6   7 |
+    | 8 ... |       |                                  |_______________|
+
+A host receives each piece from other hosts once, on one of the ranks that need it. This rank passes
+it on within the host. So the bytes between hosts are those that hosts need and do not own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from itertools import product as cartesian
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from dask_dgpu.algorithms.summa.levels import linked, quickest, seated
-from dask_dgpu.algorithms.summa.operand import Floats, Ints, Operand
-from dask_dgpu.algorithms.summa.options import Strategy
-from dask_dgpu.algorithms.summa.plan import Mesh, SummaPlan
-from dask_dgpu.algorithms.summa.schedule import panel_counts
-from dask_dgpu.algorithms.summa.traffic import Needs, workspace
+from dask_dgpu.algorithms.summa.plan import (
+    Floats,
+    Ints,
+    Mesh,
+    Operand,
+    Strategy,
+    SummaPlan,
+    pieces_of,
+)
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
 from graph_opt.model.cost import Machine, pipelined
+from graph_opt.model.hosts import host_by_rank, link_seconds
 from graph_opt.model.layout import Cuts
+
+STEPS = (1, 2, 4, 8, 16)
+"""Numbers of panels; more were never faster, since each costs a collective."""
 
 LINES = ("row", "column", "inner")
 """The strategies on a line of ranks, in the order of a mesh's axes."""
@@ -108,6 +130,18 @@ def plan_summa(
     while plan.steps < most and workspace(plan) > limit:
         plan = replace(plan, steps=min(2 * plan.steps, most))
     return plan
+
+
+def panel_counts(plan: SummaPlan) -> list[int]:
+    """Return the numbers of panels to choose from.
+
+    To skip empty blocks, panels are at most as deep as these, as far as the numbers go.
+    """
+    counts = [count for count in STEPS if count <= max(1, plan.deepest)]
+    if not any(isinstance(each.encoding, Sparse) and each.encoding.skips for each in plan.operands):
+        return counts
+    blocks = int(np.count_nonzero(np.diff(plan.a.columns))) // plan.mesh[2]
+    return [count for count in counts if count >= blocks] or counts[-1:]
 
 
 def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> float:
@@ -289,3 +323,227 @@ def _in_place(plan: SummaPlan, stays: Sequence[bool]) -> tuple[bool, bool]:
         for there, operand, other in zip(stays, plan.operands, plan.extents[::-1], strict=True)
     )
     return left, right
+
+
+KEPT = 6
+"""Meshes of one layer, and of several layers, that are compared in detail."""
+
+
+def quickest(
+    meshes: list[Mesh], a: Operand, b: Operand, machine: Machine
+) -> list[tuple[Mesh, Mesh | None]]:
+    """Return some meshes with the part of each host, ``None`` if hosts have no equal parts.
+
+    These are the meshes that transfer quickest if all have equal shares: at most ``KEPT`` of one
+    layer and ``KEPT`` of several.
+    """
+    found: list[tuple[float, Mesh, Mesh | None]] = []
+    for mesh in meshes:
+        parts: list[Mesh | None] = [*_parts(mesh, machine.hosts)] or [None]
+        found += [(_even_seconds(mesh, part, a, b, machine), mesh, part) for part in parts]
+    found.sort(key=lambda each: each[0])
+    flat = [each[1:] for each in found if each[1][2] == 1][:KEPT]
+    return flat + [each[1:] for each in found if each[1][2] > 1][:KEPT]
+
+
+def _parts(mesh: Mesh, hosts: tuple[int, ...]) -> Iterator[Mesh]:
+    """Yield the parts of a mesh that one host can have, if all hosts have as many ranks."""
+    each = hosts[0]
+    if len(set(hosts)) > 1 or prod(mesh) != sum(hosts):
+        return
+    for rows, columns in cartesian(range(1, each + 1), repeat=2):
+        part = rows, columns, each // (rows * columns)
+        if prod(part) == each and not any(n % k for n, k in zip(mesh, part, strict=True)):
+            yield part
+
+
+def _even_seconds(mesh: Mesh, part: Mesh | None, a: Operand, b: Operand, machine: Machine) -> float:
+    """Predict the transfers of equal shares: within the busiest host, and on its link."""
+    m, k, n = a.rows[-1], a.columns[-1], b.columns[-1]
+    bytes_of_a, bytes_of_b = m * k * a.itemsize, k * n * b.itemsize
+    bytes_of_c = m * n * max(a.itemsize, b.itemsize)
+
+    def moved(rows: int, columns: int, depth: int) -> float:
+        return (
+            bytes_of_a / (rows * depth) * (1 - 1 / columns)
+            + bytes_of_b / (columns * depth) * (1 - 1 / rows)
+            + bytes_of_c / (rows * columns) * (1 - 1 / depth)
+        )
+
+    if part is None:
+        return moved(*mesh) / machine.rank_rate(sum(machine.hosts))
+    rows, columns, depth = (n // k for n, k in zip(mesh, part, strict=True))
+    return moved(*mesh) / machine.bandwidth + link_seconds(machine, [moved(rows, columns, depth)])
+
+
+def seated(local: Floats, plan: SummaPlan, part: Mesh, hosts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the rank at each place of a mesh: hosts and then ranks where they own most.
+
+    ``local[rank, r, c, d]`` are the bytes of what a place needs that a rank owns.
+    """
+    size, mesh = len(local), plan.mesh
+    cells = [n // k for n, k in zip(mesh, part, strict=True)]
+    split = [extent for pair in zip(cells, part, strict=True) for extent in pair]
+    # hosts and ranks of a host, cells of the mesh and places in a cell
+    shape = len(hosts), hosts[0], *split
+    owned = local.reshape(shape).transpose(0, 1, 2, 4, 6, 3, 5, 7)
+    owned = owned.reshape(len(hosts), hosts[0], len(hosts), hosts[0])
+    _, cell_of = linear_sum_assignment(owned.sum(axis=(1, 3)), maximize=True)
+    seats = np.zeros((len(hosts), hosts[0]), np.int64)
+    for host, cell in enumerate(cell_of):
+        ranks, places = linear_sum_assignment(owned[host, :, cell], maximize=True)
+        seats[cell, places] = host * hosts[0] + ranks
+    whole = seats.reshape(*cells, *part).transpose(0, 3, 1, 4, 2, 5)
+    assert whole.size == size
+    return tuple(whole.ravel().tolist())
+
+
+def linked(plan: SummaPlan, machine: Machine, owned: list[Floats], received: float) -> Machine:
+    """Return the machine with the bandwidth of this plan's transfers, as if on one host.
+
+    ``owned`` has for each operand the bytes of each rank, part and layer of the mesh; the busiest
+    rank receives ``received`` bytes.
+    """
+    if not machine.spread_over(plan.size):
+        return machine
+    if not plan.hosts:
+        return replace(machine, bandwidth=machine.rank_rate(plan.size))
+    operands, partials = link_bytes(plan, owned)
+    depth = plan.mesh[2]
+    nbytes = received + plan.sum_bytes * (depth - 1) / depth
+    seconds = nbytes / machine.bandwidth + link_seconds(machine, operands + partials)
+    return replace(machine, bandwidth=nbytes / seconds) if nbytes else machine
+
+
+def link_bytes(plan: SummaPlan, owned: list[Floats]) -> tuple[Floats, Floats]:
+    """Return the bytes that each host receives: of operands, and of other layers' partial sums."""
+    host, count = host_by_rank(plan.hosts), len(plan.hosts)
+    operands, partials = np.zeros(count), np.zeros(count)
+    places: Ints = np.reshape(plan.places, plan.mesh)
+    at = host[places]
+    rows, columns, layers = np.indices(plan.mesh)
+    for which, parts in enumerate((rows, columns)):
+        needed = np.zeros((count, *owned[which].shape[1:]), bool)
+        needed[at, parts, layers] = True
+        mine = np.zeros(needed.shape)
+        np.add.at(mine, host, owned[which])
+        missing = owned[which].sum(axis=0) - mine
+        operands += (needed * missing).sum(axis=(1, 2))
+    near = (at[:, :, :, None] == at[:, :, None, :]).sum(axis=3)
+    away = (plan.mesh[2] - near) / plan.mesh[2] * plan.sum_bytes
+    np.add.at(partials, at.ravel(), away.ravel())
+    return operands, partials
+
+
+class Needs:
+    """Bytes that each rank needs from others, as curves along the contraction.
+
+    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
+    points, for any number of steps.
+    """
+
+    def __init__(self, plan: SummaPlan) -> None:
+        self._curves: list[tuple[int, Cuts, Floats]] = []
+        for rank, place in plan.positions.items():
+            for axis, operand in enumerate(plan.operands):
+                mine, inner = slice(*plan.spans[axis][place[axis]]), operand.cuts[1 - axis]
+                remote = operand.ranks != rank
+                lengths = np.diff(operand.cuts[axis])[mine]
+                each = lengths @ (remote if axis == 0 else remote.T)[mine]
+                width = operand.encoding.element_bytes(operand.itemsize)
+                total = np.cumsum(each * np.diff(inner)) * width
+                self._curves.append((rank, inner, np.concatenate([[0], total])))
+
+    def received(self, plan: SummaPlan, step: int) -> list[int]:
+        """Return the bytes that each rank needs from others in a step, of elements alone."""
+        received = [0] * plan.size
+        for rank, inner, curve in self._curves:
+            start, stop = np.interp(plan.panel(rank, step), inner, curve)
+            received[rank] += round(stop - start)
+        return received
+
+
+def workspace(plan: SummaPlan, sent: Ints | None = None) -> int:
+    """Return the most bytes of a rank beyond its share of A, B and C.
+
+    ``sent`` is :func:`by_step`, if it is known.
+    """
+    steps = (by_step(plan) if sent is None else sent).reshape(plan.steps, -1, plan.size)
+    panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
+    messages = int(steps.max(axis=0).sum(axis=0).max())
+    return messages + panels + max(plan.reduction_bytes, plan.copied_bytes)
+
+
+def traffic(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends and receives in each step, ``[step, way, rank]``."""
+    found: Ints = by_step(plan).sum(axis=1)
+    return found
+
+
+def summed(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank receives of other layers' partial sums, after all steps."""
+    total = np.zeros(plan.size, np.int64)
+    for rank, (r, c, d) in plan.positions.items():
+        total[rank] = (plan.mesh[2] - 1) * plan.kept[r, c][d]
+    return total
+
+
+def by_step(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends and receives, ``[step, level, way, rank]``.
+
+    On several hosts, what ranks of a host pass on is a second level.
+    """
+    shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
+    found = _moves(plan)
+    at = [((found.step * shape[1] + found.level) * 2 + way) * plan.size for way in (0, 1)]
+    ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
+    nbytes = np.concatenate([found.nbytes, found.nbytes])
+    return np.bincount(ranks, nbytes, prod(shape)).reshape(shape).astype(np.int64)
+
+
+def by_level(plan: SummaPlan) -> Ints:
+    """Return the bytes that each rank sends to each in all steps, ``[level, sender, receiver]``."""
+    shape = 2 if plan.hosts else 1, plan.size, plan.size
+    found = _moves(plan)
+    pair = (found.level * plan.size + found.source) * plan.size + found.target
+    return np.bincount(pair, found.nbytes, prod(shape)).reshape(shape).astype(np.int64)
+
+
+class _Moves(NamedTuple):
+    """Bytes that one rank sends to another in a step, of each piece."""
+
+    step: Ints
+    level: Ints
+    source: Ints
+    target: Ints
+    nbytes: Ints
+
+
+def _moves(plan: SummaPlan) -> _Moves:
+    """Return what all ranks send to each other."""
+    if not plan.places:
+        return _Moves(*np.zeros((5, 0), np.int64))
+    groups, find = plan.sharing, pieces_of(plan)
+    pieces = [find(operand, part, layer) for operand, part, layer, _ in groups]
+    place, panel, owner, nbytes = map(np.concatenate, zip(*pieces, strict=True))
+    group = np.repeat(np.arange(len(groups)), [len(each.place) for each in pieces])
+    # panels wrap around
+    first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
+    step = (panel - first[group]) % plan.steps
+    counts = np.array([len(ranks) for *_, ranks in groups])
+    members = np.zeros((len(groups), counts.max()), np.int64)
+    for row, (*_, ranks) in zip(members, groups, strict=True):
+        row[: len(ranks)] = ranks
+    sender, far = owner, np.zeros(len(owner), bool)
+    if plan.hosts:
+        far = plan.host_of[owner] != plan.host_of[members[group, 0]]
+        sender = np.where(far, members[group, place % counts[group]], owner)
+    ways = [
+        (far, far & False, owner, sender),
+        *((at < counts[group], far, sender, each[group]) for at, each in enumerate(members.T)),
+    ]
+    found = []
+    for there, passed, source, target in ways:
+        some = np.flatnonzero(there & (source != target))
+        found.append((step[some], passed[some], source[some], target[some], nbytes[some]))
+    return _Moves(*map(np.concatenate, zip(*found, strict=True)))

@@ -1,20 +1,101 @@
-"""The plan of a matrix multiplication on ranks."""
+"""The plan of a matrix multiplication: its operands, its mesh, and the work of each rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.operand import Block, Ints, Operand
-from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
+from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sparse, SparseThreshold, WireDtype
 from graph_opt.model.hosts import Hosts, host_by_rank
-from graph_opt.model.layout import Bare, Span, block_spans, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans, overlaps
+
+Strategy = Literal["auto", "row", "column", "summa", "inner"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The family of meshes to choose from, and the form of pieces in messages.
+
+    ``wire_dtype`` is None for that of the settings. Below ``sparse_threshold`` zeros are left out.
+    """
+
+    strategy: Strategy = "auto"
+    wire_dtype: WireDtype | None = None
+    sparse_threshold: SparseThreshold = None
+
+
+DEFAULTS = Options()
+
+
+Block = tuple[int, int]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Matrix = Mapping[Block, Any]
+"""Blocks of a matrix."""
+
+ALIGN = 16
+"""Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
+
+
+def aligned(nbytes: Any) -> Any:
+    """Round bytes up to a multiple of ``ALIGN``."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+@dataclass(frozen=True)
+class Operand(Layout):
+    """The layout of a matrix, its dtype, and how its pieces travel."""
+
+    dtype: str
+    encoding: Encoding = EXACT
+
+    @property
+    def rows(self) -> Cuts:
+        """Cuts of the rows."""
+        return self.cuts[0]
+
+    @property
+    def columns(self) -> Cuts:
+        """Cuts of the columns."""
+        return self.cuts[1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """The rank of each block, as a matrix."""
+        return np.array(self.owners, np.int64).reshape(self.grid)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """The bytes of each block, as a matrix."""
+        heights, widths = map(np.diff, self.cuts)
+        return np.outer(heights, widths).astype(float) * self.itemsize
+
+    @property
+    def travelling(self) -> Floats:
+        """The bytes of the elements of each block in messages, as a matrix."""
+        return self.sizes * (self.encoding.element_bytes(self.itemsize) / self.itemsize)
+
+    def piece_bytes(self, heights: Any, widths: Any) -> Any:
+        """Return the bytes in messages of pieces of these heights and widths."""
+        return self.encoding.piece_bytes(heights, widths, self.itemsize)
+
+    def shares(self, size: int) -> Ints:
+        """Return the bytes of the blocks of each of ``size`` ranks."""
+        return np.bincount(self.ranks.ravel(), self.sizes.ravel(), size).astype(np.int64)
+
 
 Mesh = tuple[int, int, int]
 
@@ -294,3 +375,218 @@ class SummaPlan(Bare):
             kept = np.bincount(layers, nbytes * self.itemsize, self.mesh[2])
             found[r, c] = kept.astype(np.int64)
         return found
+
+
+Slices = tuple[slice, slice]
+
+
+class Piece(NamedTuple):
+    """A rectangle of one block, for a panel.
+
+    ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block, ``target`` one in the
+    panel; ``encoding`` is its form in a message.
+    """
+
+    operand: int
+    block: Block
+    owner: int
+    source: Slices
+    target: Slices
+    shape: tuple[int, int]
+    nbytes: int
+    encoding: Encoding
+
+
+class Step:
+    """The work of one rank in one step: local pieces, and those for and from each rank.
+
+    ``moves`` is whether any rank sends in this step; if not, no rank calls the exchange. On several
+    hosts it is whether this rank sends or receives. There a rank receives a piece from another host
+    and passes it on to ranks of its own, or is ``passed`` it.
+    """
+
+    def __init__(self, panel: Span, size: int) -> None:
+        self.panel = panel
+        self.local: list[Piece] = []
+        self.sends: list[list[Piece]] = [[] for _ in range(size)]
+        self.receives: list[list[Piece]] = [[] for _ in range(size)]
+        self.passes: list[list[Piece]] = [[] for _ in range(size)]
+        self.passed: list[list[Piece]] = [[] for _ in range(size)]
+        self.moves = False
+
+    @cached_property
+    def counts(self) -> tuple[list[int], list[int]]:
+        """Bytes to and from each rank."""
+        return _nbytes(self.sends), _nbytes(self.receives)
+
+    @cached_property
+    def passed_counts(self) -> tuple[list[int], list[int]]:
+        """Bytes that are passed to and by each rank of this host."""
+        return _nbytes(self.passes), _nbytes(self.passed)
+
+    def add(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
+        """Add a piece to the work of a rank; each of ``ranks`` needs it from its owner."""
+        for destination in ranks:
+            if piece.owner == destination:
+                if destination == rank:
+                    self.local.append(piece)
+            elif piece.owner == rank:
+                self.sends[destination].append(piece)
+            elif destination == rank:
+                self.receives[piece.owner].append(piece)
+
+    def add_from_far(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
+        """Add a piece that one of ``ranks``, which share a host, receives for all."""
+        agent = ranks[sum(piece.block) % len(ranks)]
+        self.add(piece, rank, [agent])
+        if rank == agent:
+            for other in ranks:
+                if other != rank:
+                    self.passes[other].append(piece)
+        elif rank in ranks:
+            self.passed[agent].append(piece)
+
+
+def _nbytes(by_rank: list[list[Piece]]) -> list[int]:
+    return [sum(aligned(piece.nbytes) for piece in some) for some in by_rank]
+
+
+def schedule(plan: SummaPlan, rank: int) -> list[Step]:
+    """Return the steps of one rank, found once for a plan: loops run one plan many times.
+
+    Those of sparse operands are new each time: ``count_zeros`` changes what they send.
+    """
+    if plan.sparse:
+        return _schedule(plan, rank)
+    if rank not in plan.schedules:
+        plan.schedules[rank] = _schedule(plan, rank)
+    return plan.schedules[rank]
+
+
+def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
+    steps, find = [], pieces_of(plan)
+    for at in range(plan.steps):
+        step = Step(plan.panel(rank, at), plan.size)
+        for operand, part, layer, ranks in plan.sharing:
+            found = find(operand, part, layer)
+            owner = found.owner[found.panel == plan.panel_number(ranks[0], at)]
+            step.moves |= not plan.hosts and bool(np.any(owner != ranks[0]))
+            if rank not in ranks and not np.any(owner == rank):
+                continue
+            for piece in pieces(plan, operand, ranks[0], at):
+                if plan.hosts and plan.host_of[piece.owner] != plan.host_of[ranks[0]]:
+                    step.add_from_far(piece, rank, ranks)
+                else:
+                    step.add(piece, rank, ranks)
+        if plan.hosts:
+            step.moves = any(map(any, (step.sends, step.receives, step.passes, step.passed)))
+        steps.append(step)
+    return steps
+
+
+def pieces(plan: SummaPlan, operand: int, rank: int, step: int) -> Iterator[Piece]:
+    """Yield the pieces of an operand for a rank's panel in a step."""
+    rows, columns = plan.rectangle(rank)
+    panel = plan.panel(rank, step)
+    spans = (rows, panel) if operand == 0 else (panel, columns)
+    return _cut(operand, plan.operands[operand], *spans)
+
+
+def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
+    across, width, form = _parts(matrix.columns, columns), matrix.grid[1], matrix.encoding
+    for i, height, *down in _parts(matrix.rows, rows):
+        for j, length, *along in across:
+            source, target = zip(down, along, strict=True)
+            shape, owner = (height, length), matrix.owners[i * width + j]
+            nbytes = matrix.piece_bytes(height, length)
+            yield Piece(operand, (i, j), owner, source, target, shape, nbytes, form)
+
+
+def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
+    """Return the chunks in a span of an axis: length, and places in the chunk and in the span."""
+    first = span[0]
+    return [
+        (at, hi - lo, slice(lo - cuts[at], hi - cuts[at]), slice(lo - first, hi - first))
+        for at, lo, hi in overlaps(cuts, *span)
+    ]
+
+
+class Found(NamedTuple):
+    """The place (block row plus column), panel, owner, and bytes in messages of each piece."""
+
+    place: Ints
+    panel: Ints
+    owner: Ints
+    nbytes: Ints
+
+
+Find = Callable[[int, int, int], Found]
+
+
+def pieces_of(plan: SummaPlan) -> Find:
+    """Return what finds the pieces of a part of the mesh in a layer."""
+    edges = [[np.array(cuts) for cuts in matrix.cuts] for matrix in plan.operands]
+
+    @cache
+    def find(operand: int, part: int, layer: int) -> Found:
+        matrix, (lo, hi) = plan.operands[operand], plan.spans[operand][part]
+        along, across = edges[operand][operand], edges[operand][1 - operand]
+        mine, _, lengths = _cut_by(along, np.array([along[lo], along[hi]]))
+        panels = plan.panels(layer)
+        inner, panel, widths = _cut_by(across, np.array([panels[0][0], *(hi for _, hi in panels)]))
+        rows, heights, columns, wide = mine[:, None], lengths[:, None], inner, widths
+        if operand == 1:
+            rows, heights, columns, wide = inner[:, None], widths[:, None], mine, lengths
+        nbytes = aligned(matrix.piece_bytes(heights, wide))
+        numbers = np.broadcast_to(panel if operand == 0 else panel[:, None], nbytes.shape)
+        found = rows + columns, numbers, matrix.ranks[rows, columns], nbytes
+        return Found(*(each.ravel() for each in found))
+
+    return find
+
+
+def _cut_by(cuts: Ints, spans: Ints) -> tuple[Ints, Ints, Ints]:
+    """Cut consecutive spans by chunks; return the chunk, the span and the length of each part."""
+    inside = cuts[(cuts > spans[0]) & (cuts < spans[-1])]
+    edges = np.unique(np.concatenate([spans, inside]))
+    starts = edges[:-1]
+    chunk, span = (each.searchsorted(starts, "right") - 1 for each in (cuts, spans))
+    return chunk, span, np.diff(edges)
+
+
+class Share(NamedTuple):
+    """What a rank computes: rows and columns of its panels, and its strips of C.
+
+    Strips have a block row, a span of block columns, the number of their group, the first row in
+    the rank's rectangle, and a shape. ``starts`` are the first columns of groups.
+    """
+
+    height: int
+    width: int
+    starts: list[int]
+    strips: list[tuple[int, Span, int, int, tuple[int, int]]]
+
+
+def share_of(plan: SummaPlan, rank: int) -> Share:
+    """Return what a rank computes, found once for a plan.
+
+    Strips have one block row and as many block columns as the workspace allows.
+    """
+    key = "share", rank
+    if key not in plan.schedules:
+        (top, bottom), (left, right) = plan.rectangle(rank)
+        groups, strips = plan.groups(rank), []
+        rows, columns = plan.a.rows, plan.b.columns
+        r = plan.positions[rank][0] if rank in plan.positions else None
+        for i in range(*plan.row_spans[r]) if r is not None else ():
+            for group, (j0, j1) in enumerate(groups):
+                shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
+                strips.append((i, (j0, j1), group, rows[i] - top, shape))
+        plan.schedules[key] = Share(
+            0 if plan.in_place[0] else bottom - top,
+            0 if plan.in_place[1] else right - left,
+            [columns[j] - left for j, _ in groups],
+            strips,
+        )
+    found: Share = plan.schedules[key]
+    return found

@@ -18,9 +18,7 @@ from math import prod
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.operand import Block, Matrix
-from dask_dgpu.algorithms.summa.plan import SummaPlan
-from dask_dgpu.algorithms.summa.schedule import Piece, Step
+from dask_dgpu.algorithms.summa.plan import Block, Matrix, Piece, Step, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import zeros

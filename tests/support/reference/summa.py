@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import SummaPlan
-from dask_dgpu.algorithms.summa.schedule import pieces
+from dask_dgpu.algorithms.summa.plan import SummaPlan, pieces
 
 Array = Any
 Block = tuple[int, int]
