@@ -11,18 +11,30 @@ the same at each call. In one process without workers, tasks share them, as in D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
 import cloudpickle
+import numpy as np
 
-from dask_dgpu.runtime.in_place import in_place
 from dask_dgpu.runtime.partials import FUNCTIONS
-from graph_opt.dask_graph import internals as dask_task
 from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.functions import is_constant, is_stateless
+from graph_opt.dask_graph.internals import (
+    Alias,
+    DataNode,
+    GraphNode,
+    List,
+    TaskRef,
+    _cumprod_merge,
+    _cumsum_merge,
+)
 from graph_opt.dask_graph.layers import name_of
+from graph_opt.model.layout import Index
 
 Array = Any
 Function = Callable[..., Array]
@@ -38,32 +50,35 @@ def bound(node: Any, places: Places, *, copies: bool = False) -> Function:
 
     If it ``copies``, each call has its own copies of functions and values that may change.
     """
-    if isinstance(node, dask_task.TaskRef):
-        return Ordered(first, (places[node.key],))
-    if isinstance(node, dask_task.Alias):
-        return Ordered(first, (places[node.target],))
-    if isinstance(node, dask_task.DataNode):
-        if copies and not is_constant(node.value):
-            return Copied.of(node, places)
+    if copies and not _is_own(node):
+        return Copied.of(node, places)
+    if isinstance(node, DataNode):
         return Bound(first, (node.value,))
+    if isinstance(node, TaskRef | Alias):
+        return Bound.of(first, [node], {}, places)
+    if any(map(_is_node, node.kwargs.values())):
+        return Evaluated.of(node, places)
     function, arguments = exchanged(node.func, FUNCTIONS) or node.func, node.args
     if node.has_subgraph():
         tasks, result, names, *arguments = node.args
         function = Chain.of(tasks, result, names, copies=copies)
-    elif copies and not _is_own(function, node):
-        return Copied.of(node, places)
-    keys = [name for each in arguments if (name := _block(each)) is not None]
-    if len(keys) < len(arguments) or node.kwargs:
-        return Bound.of(function, arguments, node.kwargs, places, copies=copies)
-    function = in_place(function)
-    order = tuple(places[key] for key in keys)
-    return function if order == tuple(range(len(places))) else Ordered(function, order)
+    return Bound.of(function, arguments, node.kwargs, places)
 
 
-def _is_own(function: Function, node: Any) -> bool:
-    """Whether a task's function and its arguments, nodes aside, are the same at each call."""
-    values = (*node.args, *node.kwargs.values())
-    return is_stateless(function) and all(_is_node(each) or is_stateless(each) for each in values)
+def _is_own(node: Any) -> bool:
+    """Whether a node, apart from the blocks that it reads, is the same at each call."""
+    if isinstance(node, TaskRef | Alias):
+        return True
+    if isinstance(node, DataNode):
+        return is_constant(node.value)
+    if not isinstance(node, GraphNode):
+        return is_stateless(node)
+    arguments = node.args[3:] if node.has_subgraph() else node.args
+    return is_stateless(node.func) and all(map(_is_own, (*arguments, *node.kwargs.values())))
+
+
+def _is_node(argument: Any) -> bool:
+    return isinstance(argument, GraphNode | TaskRef)
 
 
 def changing(*_: Any) -> NoReturn:
@@ -74,11 +89,6 @@ def changing(*_: Any) -> NoReturn:
 def first(value: Any) -> Any:
     """Return the only block, or a constant."""
     return value
-
-
-def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
-    """Return what the function within a call is called with."""
-    return call.given(blocks) if isinstance(call, Ordered | Bound) else blocks
 
 
 @dataclass(frozen=True)
@@ -106,23 +116,20 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """A function of some blocks, by their places."""
+class Evaluated:
+    """A node that Dask itself evaluates, with blocks at these places."""
 
-    function: Function
-    order: tuple[int, ...]
+    node: Any
+    places: Places
 
-    def __call__(self, *blocks: Array) -> Array:
-        """Call the function."""
-        return self.function(*self.given(blocks))
+    @classmethod
+    def of(cls, node: Any, places: Places) -> Evaluated:
+        """Return a node with the places of those blocks that it needs."""
+        return cls(node, {name: places[name] for name in node.dependencies})
 
-    def given(self, blocks: Sequence[Array]) -> list[Array]:
-        """Return the arguments of the function."""
-        return [blocks[at] for at in self.order]
-
-    def once(self) -> list[int]:
-        """Return the places of blocks that are one argument."""
-        return [at for at in self.order if self.order.count(at) == 1]
+    def __call__(self, *blocks: Array) -> Any:
+        """Return the value of the node."""
+        return self.node({name: blocks[at] for name, at in self.places.items()})
 
 
 @dataclass(frozen=True)
@@ -130,19 +137,16 @@ class Bound:
     """A function of constants, blocks, and containers of blocks.
 
     ``arguments`` and ``options`` have the constants. ``blocks`` are numbers of arguments that are
-    blocks, and their places; ``values`` and ``named`` arguments and options that are functions of
-    the blocks. ``whole`` are the places of arguments and in lists of arguments, as often as they
-    are there, ``parts`` those that other functions read.
+    blocks, and their places, ``values`` numbers of arguments that are functions of the blocks. The
+    blocks at the places ``once`` are one argument, or in one list.
     """
 
     function: Function
     arguments: tuple[Any, ...]
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     blocks: tuple[tuple[int, int], ...] = ()
-    values: tuple[tuple[int, Function], ...] = ()
-    named: tuple[tuple[str, Function], ...] = ()
-    whole: tuple[int, ...] = ()
-    parts: frozenset[int] = frozenset()
+    values: tuple[tuple[int, Evaluated], ...] = ()
+    once: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -151,31 +155,34 @@ class Bound:
         arguments: Sequence[Any],
         options: Mapping[str, Any],
         places: Places,
-        *,
-        copies: bool = False,
-    ) -> Bound:
-        """Bind the arguments of a task."""
-        blocks, values, constants = [], [], list(arguments)
-        for at, each in enumerate(arguments):
-            if (name := _block(each)) is not None:
-                blocks.append((at, places[name]))
-            elif isinstance(each, dask_task.GraphNode):
-                values.append((at, bound(each, places, copies=copies)))
+    ) -> Function:
+        """Bind the arguments of a task; return the function itself if these are all blocks."""
+        names = enumerate(map(_block, arguments))
+        blocks = tuple((at, places[name]) for at, name in names if name is not None)
+        others = [
+            (at, each)
+            for at, each in enumerate(arguments)
+            if isinstance(each, GraphNode) and _block(each) is None
+        ]
+        if not options and not any(isinstance(each, List) for _, each in others):
+            function = InPlace.of(function)
+        if (
+            not options
+            and blocks == tuple((at, at) for at in range(len(places)))
+            and len(blocks) == len(arguments)
+        ):
+            return function
+        whole, parts = [place for _, place in blocks], set[int]()
+        for _, each in others:
+            within = [_block(inner) for inner in each.args] if isinstance(each, List) else [None]
+            if None in within:
+                parts |= {places[name] for name in each.dependencies}
             else:
-                continue
-            constants[at] = None
-        nodes = {key: each for key, each in options.items() if _is_node(each)}
-        named = tuple((key, bound(x, places, copies=copies)) for key, x in nodes.items())
-        plain = {key: each for key, each in options.items() if key not in nodes}
-        if not (options or any(isinstance(each, dask_task.List) for each in arguments)):
-            function = in_place(function)
-        whole, parts = _uses(arguments, nodes.values(), places)
-        facts = tuple(constants), plain, tuple(blocks), tuple(values), named
-        return cls(function, *facts, whole, parts)
-
-    def once(self) -> Collection[int]:
-        """Return the places of blocks that are one argument, or in one list."""
-        return {at for at in self.whole if self.whole.count(at) == 1} - self.parts
+                whole += [places[name] for name in within]
+        once = frozenset(at for at in whole if whole.count(at) == 1) - parts
+        constants = (None if _is_node(each) else each for each in arguments)
+        values = tuple((at, Evaluated.of(each, places)) for at, each in others)
+        return cls(function, tuple(constants), options, blocks, values, once)
 
     def given(self, blocks: Sequence[Array]) -> list[Any]:
         """Return the arguments of the function, without options."""
@@ -188,40 +195,14 @@ class Bound:
 
     def __call__(self, *blocks: Array) -> Array:
         """Call the function with all its arguments."""
-        arguments = self.given(blocks)
-        if not self.options and not self.named:
-            return self.function(*arguments)
-        named = {key: value(*blocks) for key, value in self.named}
-        return self.function(*arguments, **(self.options or {}), **named)
+        return self.function(*self.given(blocks), **self.options)
 
 
 def _block(argument: Any) -> Any:
     """Return the name of the block that an argument is, ``None`` if it is none."""
-    if isinstance(argument, dask_task.TaskRef):
+    if isinstance(argument, TaskRef):
         return argument.key
-    return argument.target if isinstance(argument, dask_task.Alias) else None
-
-
-def _uses(
-    arguments: Iterable[Any], options: Iterable[Any], places: Places
-) -> tuple[tuple[int, ...], frozenset[int]]:
-    """Return the places of blocks that a function gets as they are, and of those in nodes."""
-    whole: list[Any] = []
-    parts: list[Any] = []
-    for each in arguments:
-        within = each if isinstance(each, dask_task.List) else [each]
-        names = [_block(inner) for inner in within]
-        if None not in names:
-            whole += names
-        elif isinstance(each, dask_task.GraphNode):
-            parts += each.dependencies
-    for each in options:
-        parts += each.dependencies if isinstance(each, dask_task.GraphNode) else [each.key]
-    return tuple(places[name] for name in whole), frozenset(places[name] for name in parts)
-
-
-def _is_node(argument: Any) -> bool:
-    return isinstance(argument, dask_task.GraphNode | dask_task.TaskRef)
+    return argument.target if isinstance(argument, Alias) else None
 
 
 @dataclass(frozen=True)
@@ -280,3 +261,137 @@ def _ordered(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any]) -> Ite
             if key not in known:
                 known.add(key)
                 yield key
+
+
+# what is known of a call before it
+
+
+def arguments_of(call: Function, blocks: Sequence[Array]) -> Sequence[Any]:
+    """Return what the function within a call is called with."""
+    return call.given(blocks) if isinstance(call, Bound) else blocks
+
+
+def together(calls: Sequence[Function]) -> Together | None:
+    """Return what computes blocks by one call of a function that all of these ``calls`` share.
+
+    That is its method ``together``; ``None`` if it has no such.
+    """
+    functions = [_within(call) for call in calls]
+    if len({*map(id, functions)}) != 1:
+        return None
+    if any(isinstance(call, Bound) and call.options for call in calls):
+        return None
+    found: Together | None = getattr(functions[0], "together", None)
+    return found
+
+
+def overwritten(call: Function, count: int) -> Collection[int]:
+    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
+
+    Those that the function within the call overwrites, and reads once.
+    """
+    if not getattr(_within(call), "overwrites", False):
+        return ()
+    return call.once if isinstance(call, Bound) else range(count)
+
+
+def has_copies(call: Function) -> bool:
+    """Whether a call, or one within it, has its own copies of functions or values."""
+    if isinstance(call, Chain):
+        return any(has_copies(each) for _, each, _, _ in call.links)
+    return isinstance(call, Copied) or (isinstance(call, Bound) and has_copies(call.function))
+
+
+def last_function(call: Function) -> Function:
+    """Return the function that returns the result of a call, the last one of fused tasks."""
+    while True:
+        if isinstance(call, Chain):
+            *_, (_, call, _, _) = call.links or (("", first, (), ()),)
+        elif isinstance(call, Copied | InPlace | Bound):
+            call = call.function
+        else:
+            return call
+
+
+def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
+    """Return the function that a call calls with its only block, and its options."""
+    if isinstance(call, Bound):
+        return (
+            (call.function, call.options) if len(call.arguments) == len(call.blocks) == 1 else None
+        )
+    return None if isinstance(call, Chain | Copied | Evaluated) else (call, {})
+
+
+def _within(call: Function) -> Function:
+    """Return the function that a call calls with its blocks."""
+    return call.function if isinstance(call, Bound) else call
+
+
+# blocks that may be overwritten: new memory costs a page fault every 4 KiB
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A block that a function may overwrite: nobody else has it, and nobody will read it."""
+
+    block: Array
+
+
+def is_alone(blocks: Mapping[Index, Array], place: Index) -> bool:
+    """Whether a block owns its memory, and nothing but ``blocks`` refers to it.
+
+    A view of it would, and so would a function that has kept it.
+    """
+    if _references(blocks, place) > ALONE or type(blocks[place]) is not np.ndarray:
+        return False
+    flags = blocks[place].flags
+    return bool(flags.owndata and flags.writeable)
+
+
+def _references(blocks: Mapping[Index, Array], place: Index) -> int:
+    return sys.getrefcount(blocks[place])
+
+
+ALONE = _references({(0,): np.empty(1)}, (0,))
+"""The references that Python counts to an array which is in one mapping only."""
+
+UFUNCS: dict[Any, np.ufunc] = {
+    operator.add: np.add,
+    operator.sub: np.subtract,
+    operator.mul: np.multiply,
+    operator.truediv: np.divide,
+    _cumsum_merge: np.add,
+    _cumprod_merge: np.multiply,
+}
+"""Functions of two blocks that are these ufuncs for arrays of NumPy."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A function of two blocks: a result that fits is written over a spare one.
+
+    The last step of a running sum adds a total to each block, for instance.
+    """
+
+    function: Function
+    ufunc: np.ufunc
+    overwrites: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, function: Function) -> Function:
+        """Return a function that takes spare blocks if it is known to be a ufunc, else itself."""
+        try:
+            ufunc = UFUNCS.get(function)
+        except TypeError:  # it has no hash
+            return function
+        return function if ufunc is None else cls(function, ufunc)
+
+    def __call__(self, *given: Any) -> Array:
+        """Return the result for blocks, of which some may be spare."""
+        blocks = [each.block if isinstance(each, Spare) else each for each in given]
+        plain = all(type(each) is np.ndarray and not each.dtype.hasobject for each in blocks)
+        for each in given if plain else ():
+            if isinstance(each, Spare) and each.block.ndim:
+                with suppress(TypeError, ValueError):  # the result does not fit
+                    return self.ufunc(*blocks, out=each.block, casting="no")
+        return self.function(*blocks)

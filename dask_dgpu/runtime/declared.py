@@ -8,18 +8,20 @@ extremes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.kernels.fused.typed import typed
-from dask_dgpu.operations.value import Value
-from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, first
-from dask_dgpu.runtime.forms import Fields, Form, Parts
+from dask_dgpu.operations.value import Shipment, Value
+from dask_dgpu.runtime.calls import last_function, of_one_block
 from dask_dgpu.runtime.fused import Fused
-from dask_dgpu.runtime.in_place import InPlace
 from dask_dgpu.runtime.partials import mean_agg, mean_combine, moment_agg
+from dask_dgpu.runtime.placement import Block
+from dask_dgpu.runtime.plans import Plans
+from dask_dgpu.runtime.program import Call, Program
+from dask_dgpu.runtime.ship import Form, Known, Parts
 from graph_opt.dask_graph import internals
 from graph_opt.dask_graph.elementwise import OPERATORS
 from graph_opt.dask_graph.internals import (
@@ -58,6 +60,39 @@ COMBINES = frozenset((arg_combine, internals.mean_combine, mean_combine))
 NUMBERS = DTYPES - {OPAQUE}
 
 
+def known_blocks(
+    program: Program, plans: Plans, shipments: Sequence[Shipment]
+) -> dict[Block, Known]:
+    """Return what shipped blocks are, of those that are known to be as declared."""
+    found: dict[Block, Known | None] = {}
+    for number in {each.value for each in shipments}.difference(range(len(program.inputs))):
+        blocks = [each.index for each in shipments if each.value == number]
+        if number in plans.makings:
+            calls = program.blockworks.calls(number, blocks)
+            made = {index: _made(program, plans, number, index, calls[index]) for index in blocks}
+        else:
+            made = {index: form_of(program.values[number], index) for index in blocks}
+        found |= {(number, index): known for index, known in made.items()}
+    return {block: known for block, known in found.items() if known is not None}
+
+
+def _made(program: Program, plans: Plans, number: int, index: Index, call: Call) -> Known | None:
+    """Return what a block function returns, if it is known."""
+    value, last = program.values[number], _last(call.function)
+    if returns_array(last):
+        return form_of(value, index)
+    sources = [program.values[source] for source, _ in call.reads]
+    combine = _last(last.funcs[-1]) if isinstance(last, Compose) else last
+    if not _is_in(combine, COMBINES):
+        return _part(value, index, call.function, sources)
+    first, place = call.reads[0]
+    if first not in plans.makings:
+        return None
+    (below,) = program.blockworks.calls(first, [place]).values()
+    part = _made(program, plans, first, place, below)
+    return None if part is None else part.shaped(value.block_shape(index))
+
+
 def form_of(value: Value, index: Index) -> Form | None:
     """Return what a block is, ``None`` if the declaration does not say.
 
@@ -69,25 +104,25 @@ def form_of(value: Value, index: Index) -> Form | None:
     return Form(value.dtype, shape, value.container)
 
 
-def parts_of(
-    value: Value, index: Index, function: Any, sources: Sequence[Value]
-) -> Parts | Fields | None:
-    """Return what a block function returns, ``None`` if it is no known part of a reduction.
+def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -> Known | None:
+    """Return the part of a reduction that a block function returns, ``None`` if it is not known.
 
     It has the layout of Dask's chunk functions, and of :class:`dask_dgpu.runtime.fused.Fused`,
     which stands for them. The function is called with blocks of ``sources``.
     """
-    options = _summed(function)
     shape, container = value.block_shape(index), value.container
-    if options is not None:
+    last, _, options = bound(last_function(function))
+    if options.get("method") == "compensated" and function_name(last) == f"{MODULE}.sum_block":
+        if dtype_named(options["result"]).kind == "c":
+            return None
         large = ("large", "rest") if options["result"] == "float64" else ()
         sums = [(key, "float64", shape) for key in ("sums", "compensations", *large)]
         return Parts((*sums, ("count", "int64", ())), container, summed=True)
-    values = _values_searched(function, sources)
-    if values is not None:
-        fields = ("vals", values), ("arg", "int64")
+    searched = _searched(_last(function), sources)
+    if searched in NUMBERS:
+        fields = ("vals", searched), ("arg", "int64")
         if container == NUMPY:
-            return Fields(fields, shape)
+            return Form(np.dtype([*fields]), shape)
         return Parts(tuple((*field, shape) for field in fields), container)
     chunked = _chunked(function, sources)
     if chunked is None or chunked.dtype is None:
@@ -102,98 +137,48 @@ def parts_of(
     return None
 
 
-def _summed(function: Any) -> Mapping[str, Any] | None:
-    """Return the options of a compensated sum of real numbers, ``None`` for other functions."""
-    last, _, options = bound(last_function(function))
-    compensated = options.get("method") == "compensated"
-    if not compensated or function_name(last) != f"{MODULE}.sum_block":
+def _searched(last: Any, sources: Sequence[Value]) -> str | None:
+    """Return the dtype of the values of which a function finds the place of an extreme."""
+    if not isinstance(last, Fused):
+        return sources[0].dtype if len(sources) == 1 and last is arg_chunk else None
+    fusion = last.fusion
+    if fusion.chunked is None or fusion.chunked.function not in EXTREMES or fusion.cut:
         return None
-    return options if dtype_named(options["result"]).kind != "c" else None
-
-
-def combines(function: Any) -> bool:
-    """Return whether a block function combines parts of a reduction to one of the same dtypes."""
-    function = unwrapped(last_function(function))
-    if isinstance(function, Compose):
-        function = unwrapped(function.funcs[-1])
-    try:
-        return function in COMBINES
-    except TypeError:  # it has no hash
-        return False
-
-
-def combined(part: Parts | Fields, value: Value, index: Index) -> Parts | Fields:
-    """Return what a function that :func:`combines` makes of parts like this one."""
-    shape = value.block_shape(index)
-    if isinstance(part, Fields):
-        return part._replace(shape=shape)
-    arrays = tuple((key, dtype, shape) for key, dtype, _ in part.arrays)
-    return part._replace(arrays=arrays)
-
-
-def _values_searched(function: Any, sources: Sequence[Value]) -> str | None:
-    """Return the dtype of the values of which a function finds the place of the least or greatest.
-
-    ``None`` for other functions, and if it is not known.
-    """
-    last = unwrapped(last_function(function))
-    if isinstance(last, Fused):
-        fusion = last.fusion
-        if fusion.chunked is None or fusion.chunked.function not in EXTREMES or fusion.cut:
-            return None
-        dtypes = [dtype_named(each) for each in fusion.dtypes]
-        # dtypes do not depend on shapes, and sources may be in another order than inputs
-        shapes = [(1,) * max(len(source.cuts) for source in sources)] * len(dtypes)
-        dtype = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]].dtype.name
-    elif len(sources) == 1 and last is arg_chunk:
-        dtype = sources[0].dtype
-    else:
-        return None
-    return dtype if dtype in NUMBERS else None
+    dtypes = [dtype_named(each) for each in fusion.dtypes]
+    # dtypes do not depend on shapes, and sources may be in another order than inputs
+    shapes = [(1,) * max(len(source.cuts) for source in sources)] * len(dtypes)
+    found = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]]
+    return str(found.dtype.name)
 
 
 def _chunked(function: Any, sources: Sequence[Value]) -> Chunked | None:
-    last = unwrapped(last_function(function))
+    last, call = _last(function), of_one_block(function)
     if isinstance(last, Fused):
         found: Chunked | None = last.fusion.chunked
         return found
-    call = of_one_block(function)
     if call is None or len(sources) != 1:
         return None
-    (source,) = sources
-    return read_chunk(*call, Operand(0, source.dtype, len(source.cuts)))
+    return read_chunk(*call, Operand(0, sources[0].dtype, len(sources[0].cuts)))
 
 
 def returns_array(function: Any) -> bool:
     """Whether a block function is known to return an array, not parts of a reduction."""
-    function = unwrapped(last_function(function))
+    function = _last(function)
     if isinstance(function, Compose):
         return all(map(returns_array, (function.first, *function.funcs)))
     if isinstance(function, Fused):
         chunked = function.fusion.chunked
         return chunked is None or chunked.function in SUMS.values()
-    if function_name(function) == f"{MODULE}.finish":
-        return True
+    finishes = function_name(function) == f"{MODULE}.finish"
+    return finishes or isinstance(function, np.ufunc) or _is_in(function, FUNCTIONS)
+
+
+def _last(function: Any) -> Any:
+    return unwrapped(last_function(function))
+
+
+def _is_in(function: Any, functions: Collection[Any]) -> bool:
     try:
-        return isinstance(function, np.ufunc) or function in FUNCTIONS
+        return function in functions
     except TypeError:  # it has no hash
         return False
-
-
-def last_function(call: Function) -> Function:
-    """Return the function that returns the result of a call, the last one of fused tasks."""
-    while True:
-        if isinstance(call, Chain):
-            *_, (_, call, _, _) = call.links or (("", first, (), ()),)
-        elif isinstance(call, Copied | InPlace | Ordered | Bound):
-            call = call.function
-        else:
-            return call
-
-
-def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
-    """Return the function that a call calls with its only block, and its options."""
-    if isinstance(call, Bound):
-        alone = len(call.arguments) == len(call.blocks) == 1 and not (call.values or call.named)
-        return (call.function, call.options or {}) if alone else None
-    return None if isinstance(call, Chain | Copied | Ordered) else (call, {})

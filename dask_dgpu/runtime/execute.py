@@ -1,9 +1,14 @@
-"""The execution of a program on one rank."""
+"""The execution of a program on one rank, by steps or recordings of them, and its observer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
+from time import time
 from typing import Any
 
 import numpy as np
@@ -15,20 +20,95 @@ from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
-from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, unboxed
-from dask_dgpu.runtime.calls import arguments_of
-from dask_dgpu.runtime.observer import IGNORE, Observer, Span
+from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, container_of, unboxed
+from dask_dgpu.runtime.calls import Spare, arguments_of, is_alone
 from dask_dgpu.runtime.placement import Block
-from dask_dgpu.runtime.prepared import Prepared
+from dask_dgpu.runtime.prepared import (
+    Declared,
+    Functions,
+    Making,
+    Operating,
+    Prepared,
+    Step,
+    Stretch,
+)
 from dask_dgpu.runtime.program import Key
-from dask_dgpu.runtime.repeat import repeat
 from dask_dgpu.runtime.ship import Shipping, ship
-from dask_dgpu.runtime.spare import Spare, is_alone
-from dask_dgpu.runtime.steps import Declared, Functions, Making, Operating, Step
 from dask_dgpu.runtime.tracks import Tracks
 from graph_opt.model.layout import CUPY, NUMPY, Index, label
 
 Array = Any
+NOTHING = nullcontext()
+
+
+@dataclass
+class Span:
+    """The time of a step on a rank's host, and the produced bytes.
+
+    On a GPU the work may continue after it; if the observer profiles, the times are the device's.
+    ``hidden`` and ``exposed`` are the seconds of its transfers, and ``sent_bytes`` their bytes, as
+    :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` if the seconds are not known, as
+    on a GPU without NCCL.
+    """
+
+    name: str
+    action: str  # "compute" or "transfer", as in Dask's task stream
+    start: float
+    stop: float = 0.0
+    nbytes: int = 0
+    hidden: float | None = None
+    exposed: float | None = None
+    sent_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long the step took."""
+        return self.stop - self.start
+
+    def values(self) -> tuple[Any, ...]:
+        """Return all fields in order, in a thirtieth of the time of ``astuple``."""
+        return tuple(vars(self).values())
+
+
+class Observer:
+    """Receives the progress of a program; any method may raise to stop it. This one ignores it.
+
+    If it is ``profiled``, steps have the times of the device.
+    """
+
+    profiled = False
+
+    def now(self) -> float:
+        """Return the time, by the clock of spans."""
+        return time()
+
+    def progress(self, step: str, done: int, steps: int) -> None:
+        """Receive the progress within a step."""
+
+    def detail(self, output: str, detail: Any) -> None:
+        """Receive what the operation of a value returned besides its blocks."""
+
+    def facts(self, block: Array) -> Facts:
+        """Return the facts about a block that no program writes; they live as long as it."""
+        return {}
+
+    def calling(self) -> AbstractContextManager[Any]:
+        """Return a context for the call of a block function, which may be a user's."""
+        return nullcontext()
+
+    @contextmanager
+    def step(self, name: str, action: str) -> Iterator[Span]:
+        """Surround a step.
+
+        Yields
+        ------
+        Span
+            The step's.
+        """
+        yield Span(name, action, self.now())
+
+
+IGNORE = Observer()
 
 
 def execute(
@@ -78,7 +158,8 @@ class Rank:
         self.facts = self._facts()
         self.on_cuda = device.kind == "cuda"
         overlaps = device.overlaps and comm.size > 1 and not observer.profiled
-        self.tracks = Tracks(device, self.todo.places if overlaps else {})
+        places = todo.places if overlaps else {}
+        self.tracks = Tracks(device, places) if places else None
         self.recorded: list[Recorded] = []
         self.most_kept = program.limits.kept_recordings
 
@@ -92,13 +173,13 @@ class Rank:
         records = clock is None and device.sequences is not None
         with device.computing():
             for stretch in self.todo.on_cuda if self.on_cuda else self.todo.on_host:
-                if records and repeat(self, stretch):
+                if records and self._repeat(stretch):
                     continue
                 for step in stretch.steps:
                     spans.append(self.take(step))
                     if clock is not None:
                         clock.tick()
-            self.tracks.meet()
+            self._meet()
             self._copy_recorded()
             device.synchronize()
             self.comm.check()
@@ -118,7 +199,7 @@ class Rank:
         with (
             self.observer.step(name, step.action) as span,
             self.device.named(name),
-            self.tracks.step(step, self.values),
+            self.tracks.step(step, self.values) if self.tracks else NOTHING,
         ):
             if step.moves is not None:
                 self._bring(step.moves)
@@ -130,10 +211,79 @@ class Rank:
             if self.timed is not None:
                 self.timed.note(span)
             self.values[step.number] = made
-        for number in step.ending:
+        self._free(step.ending)
+        return span
+
+    def _meet(self) -> None:
+        """Let the tracks wait for each other."""
+        if self.tracks:
+            self.tracks.meet()
+
+    def _repeat(self, stretch: Stretch) -> bool:
+        """Let the device repeat a stretch that it has recorded; return whether it did.
+
+        A rank repeats what it did for other blocks: the same functions, exchanges and plans. Ranks
+        need not agree: recorded exchanges and those of steps meet as they are issued. It does not
+        if it has not recorded the steps for such blocks, and cannot do so now.
+        """
+        sequences, comm = self.device.sequences, self.given_comm
+        if sequences is None or not stretch.recordable or not self.is_recordable:
+            return False
+        places = [(number, index) for number in stretch.reads for index in self.values[number]]
+        arrays = [self.values[number][index] for number, index in places]
+        container = CUPY if self.on_cuda else NUMPY
+        if any(container_of(array) != container for array in arrays):
+            return False
+        record = partial(self._record, stretch, places)
+        recorded = sequences.find(stretch, arrays, record, self.most_kept)
+        if recorded is None:
+            return False
+        if isinstance(comm, RecordableComm):
+            comm.hold(recorded)
+        self._meet()
+        made = self._launch(stretch, recorded, arrays)
+        self._meet()  # before what ends is freed
+        self.values |= {number: dict(blocks) for number, blocks in made.items()}
+        self.recorded.append(recorded)
+        self._free(stretch.ends)
+        return True
+
+    def _record(
+        self, stretch: Stretch, places: Sequence[Block], device: Any, arrays: Sequence[Array]
+    ) -> tuple[dict[int, Blocks], list[Span]]:
+        """Issue the steps on a device that records them, for its own copies of the blocks."""
+        other = copy(self)
+        other.device, other.observer, other.facts = device, IGNORE, {}
+        other.comm = other.timed = TimedComm(self.given_comm)  # counts bytes
+        other.tracks = None
+        other.values = {number: {} for number in stretch.reads}
+        for (number, index), array in zip(places, arrays, strict=True):
+            other.values[number][index] = array
+        spans = [other.take(step) for step in stretch.steps]
+        return {number: other.values[number] for number in stretch.makes}, spans
+
+    def _launch(
+        self, stretch: Stretch, recorded: Recorded, arrays: Sequence[Array]
+    ) -> dict[int, Blocks]:
+        """Launch a recording, and report its steps; the first has the host's time."""
+        labels = [self.labels[step.number] for step in stretch.steps]
+        self.observer.progress(labels[0], 0, len(labels))
+        made: dict[int, Blocks] = {}
+        spans: Sequence[Span] = ()
+        for at, (name, step) in enumerate(zip(labels, stretch.steps, strict=True)):
+            with self.observer.step(name, step.action) as span:
+                if at == 0:
+                    made, spans = recorded.launch(arrays)
+                    if isinstance(self.given_comm, RecordableComm):
+                        self.given_comm.launched()
+                    self.device.join()
+                span.nbytes, span.sent_bytes = spans[at].nbytes, spans[at].sent_bytes
+        return made
+
+    def _free(self, ending: Iterable[int]) -> None:
+        for number in ending:
             del self.values[number]
             self.facts.pop(number, None)
-        return span
 
     def _copy_recorded(self) -> None:
         """Copy results out of the memory of recordings, which the next run overwrites."""
@@ -209,7 +359,7 @@ class Rank:
             declared = self.labels[read.number], read.value.dtype, read.shapes[index], container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
-            if read.value.container != NUMPY:  # it was not expected
+            if self.tracks and read.value.container != NUMPY:  # it was not expected
                 self.tracks.leave(self.values)
             originals = dict(blocks)
             blocks.update(replaced)

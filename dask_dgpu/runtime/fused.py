@@ -17,8 +17,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.operations.value import unboxed
-from dask_dgpu.runtime.calls import Chain
-from dask_dgpu.runtime.spare import Spare
+from dask_dgpu.runtime.calls import Chain, Spare
 from graph_opt.dask_graph.clusters import Fusion
 from graph_opt.dask_graph.internals import getitem
 from graph_opt.dask_graph.reductions import EXTREMES, Chunked

@@ -3,6 +3,10 @@
 The optimizer plans a program for evenly dealt blocks, the scheduler for the blocks where they are.
 In one process the second is a lookup if the places agree. Ranks get the scheduler's plans.
 
+Each collective fetches what its ranks lack, so a loop would fetch the blocks of a matrix in each
+iteration. If it takes less time, inputs that several collectives read first move to ranks in their
+order, the places for which the optimizer has planned.
+
 A program that ran out of memory is planned again, ``tight``: collectives have narrower panels, or
 more rounds, and no inputs move ahead.
 """
@@ -14,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -24,7 +29,6 @@ from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Request
 from dask_dgpu.operations.value import Node, Placed, Shipment, shipped_to
-from dask_dgpu.runtime.homes import Held, Moves, homes, is_worthwhile, moves
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.temporaries import Beside
@@ -34,12 +38,18 @@ from graph_opt.model.layout import Bare, dealt
 Owners = Sequence[Sequence[int]]
 """The ranks of each input's blocks, in row-major order."""
 
+Held = tuple[tuple[int, ...], ...]
+"""The same, as a key."""
+
 NOTHING_BESIDE: Mapping[int, Beside] = MappingProxyType({})
 Bytes = NDArray[np.int64]
 """A number for each rank."""
 
 KEPT_PLANS = 32
 """Number of plans that the process of a planner keeps."""
+
+ROOM = 4
+"""Moved blocks are in memory twice, so they may take one in so many parts of a rank's room."""
 
 SHARE = 0.5
 """Fraction of its planned bytes that a collective may use in a tight plan, if it can."""
@@ -58,7 +68,7 @@ class Plans(Bare):
     collectives: Mapping[int, Any]
     values: Mapping[int, Placed]
     makings: Mapping[int, Making]
-    moves: Moves
+    moves: Mapping[int, tuple[Shipment, ...]]
 
     @cached_property
     def payload(self) -> bytes:
@@ -79,12 +89,44 @@ def received(payload: bytes) -> Plans:
 
 @lru_cache(maxsize=KEPT_PLANS)
 def _settled(program: Program, held: Held, size: int) -> Plans:
-    stay, even = _staying(program, held, size), tuple(dealt(len(each), size) for each in held)
-    home = held if held == even else homes(program, held, even)
-    if home == held:
+    """Plan a program whose inputs move first if several collectives read them, and it pays."""
+    stay, readers = _staying(program, held, size), _readers(program)
+    even = (dealt(len(ranks), size) if readers[at] > 1 else ranks for at, ranks in enumerate(held))
+    home = tuple(even)
+    moves = {
+        number: tuple(
+            Shipment(number, index, source, target)
+            for index, source, target in zip(value.indices(), held[number], ranks, strict=True)
+            if source != target
+        )
+        for number, (value, ranks) in enumerate(zip(program.inputs, home, strict=True))
+        if ranks != held[number]
+    }
+    moved = max(shipped_to(chain.from_iterable(moves.values()), program.values, size))
+    if not moves or (program.room is not None and ROOM * moved > program.room):
         return stay
-    move = replace(_staying(program, home, size), moves=moves(program, held, home))
-    return move if is_worthwhile(program, stay, move, size) else stay
+    move = replace(_staying(program, home, size), moves=moves)
+    return min(stay, move, key=lambda each: _seconds(program, each, size))
+
+
+def _readers(program: Program) -> Counter[int]:
+    """Count the collectives that read each input, or what block functions make of it."""
+    counted: Counter[int] = Counter()
+    origins = [{number} for number in range(len(program.inputs))]
+    for node in program.nodes:
+        read = set().union(*(origins[each] for each in node.reads))
+        if node.operation is not None:
+            counted.update(read)
+            read = set()
+        origins.append(read)
+    return counted
+
+
+def _seconds(program: Program, planned: Plans, size: int) -> float:
+    """Predict the collectives, and all transfers of whole blocks."""
+    shares, machine = Shares(program, planned, size), program.machine
+    shipping = sum(shares.shipping(shares.shipped(each), machine) for each in program.numbered)
+    return shipping + sum(cost.seconds for cost in costs_of(program, planned).values())
 
 
 @lru_cache(maxsize=KEPT_PLANS)
@@ -156,7 +198,10 @@ class Shares:
     def __init__(self, program: Program, planned: Plans, size: int) -> None:
         self.program, self.planned, self.size = program, planned, size
         self.values = program.values
-        self._shares = {number: self._share(number) for number in range(len(self.values))}
+
+    @cached_property
+    def _shares(self) -> Mapping[int, Bytes]:
+        return {number: self._share(number) for number in range(len(self.values))}
 
     def peak(
         self,

@@ -7,25 +7,194 @@ and functions are looked up here, not while it runs. Values have numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.operation import Operation
-from dask_dgpu.operations.value import Node, Shipment
-from dask_dgpu.runtime.calls import Bound, Chain, Copied, Function, Ordered, Together
-from dask_dgpu.runtime.declared import combined, combines, form_of, parts_of, returns_array
-from dask_dgpu.runtime.forms import Fields, Known, Parts
-from dask_dgpu.runtime.in_place import InPlace
+from dask_dgpu.operations.value import Blocks, Value
+from dask_dgpu.runtime.calls import Together, has_copies, overwritten, together
+from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
-from dask_dgpu.runtime.program import Call, Program
+from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import Shipping
-from dask_dgpu.runtime.steps import Declared, Functions, Making, Operating, Step
 from dask_dgpu.runtime.tracks import Place, places_of
-from graph_opt.model.layout import CUPY, NUMPY, Index
+from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
+
+Array = Any
+
+
+class Making(NamedTuple):
+    """A block that a rank computes: the function, and the blocks that it is called with.
+
+    ``last`` are the numbers of those that nothing reads afterwards, if the function may overwrite
+    blocks.
+    """
+
+    place: Index
+    function: Callable[..., Array]
+    reads: tuple[Block, ...]
+    last: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Calls of block functions, after the transfers of what they read.
+
+    ``needs`` is the number of blocks of all ranks, ``on_host`` whether functions expect blocks of
+    NumPy, and ``once`` whether they may be a user's. ``together`` computes many blocks at once.
+    """
+
+    needs: int
+    shipping: Shipping | None
+    makings: tuple[Making, ...]
+    on_host: bool
+    once: bool = False
+    together: Together | None = None
+
+    @classmethod
+    def of(
+        cls, program: Program, plans: Plans, number: int, rank: int, spent: Collection[int]
+    ) -> Functions:
+        """Return a rank's calls for a value; they may overwrite ``spent`` values."""
+        node, making = program.numbered[number], plans.makings[number]
+        mine = [index for index, ranks in making.ranks.items() if rank in ranks]
+        calls = program.blockworks.calls(number, mine)
+        functions = [call.function for call in calls.values()]
+        uses = Counter(key for call in calls.values() for key in call.reads)
+        ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
+        makings = []
+        for index, (function, reads) in calls.items():
+            spare = overwritten(function, len(reads)) if ending else ()
+            last = tuple(at for at in spare if reads[at] in ending)
+            makings.append(Making(index, function, reads, last))
+        return cls(
+            len(node.needs),
+            Shipping.of(making.shipments, rank, partial(known_blocks, program, plans)),
+            tuple(makings),
+            node.value.container == NUMPY,
+            node.once or any(map(has_copies, functions)),
+            together(functions),
+        )
+
+    def batches(self, most: int) -> list[tuple[Making, ...]]:
+        """Return the blocks in batches that are computed at once, of up to ``most`` blocks."""
+        most = 1 if self.together is None else most
+        return [self.makings[at : at + most] for at in range(0, len(self.makings), most)]
+
+
+class Declared(NamedTuple):
+    """An input of a collective: its number, and its blocks as the graph declares them.
+
+    ``owned`` are this rank's: a block that several ranks have computed belongs to the first of
+    them. ``spent`` blocks are the operation's own.
+    """
+
+    number: int
+    value: Value
+    dtype: np.dtype[Any]
+    shapes: Mapping[Index, tuple[int, ...]]
+    owned: tuple[Index, ...]
+    spent: bool
+
+    @classmethod
+    def of(cls, plans: Plans, number: int, value: Value, rank: int, spent: bool) -> Declared:
+        """Return an input, by its number."""
+        placed = plans.values[number].layout
+        shapes = {index: value.block_shape(index) for index in value.indices()}
+        owned, dtype = placed.owned(rank), dtype_named(value.dtype)
+        return cls(number, value, dtype, shapes, owned, spent)
+
+
+@dataclass(frozen=True)
+class Operating:
+    """A collective: ``run`` it by its plan on these inputs; it may keep facts about blocks.
+
+    If it ``repeats``, it has the same launches each time.
+    """
+
+    run: Callable[..., Blocks | tuple[Blocks, Any]]
+    plan: Any
+    inputs: tuple[Declared, ...]
+    finds_facts: bool
+    repeats: bool
+
+    @classmethod
+    def of(
+        cls, program: Program, plans: Plans, number: int, rank: int, spent: Collection[int]
+    ) -> Operating:
+        """Return a rank's part of a collective; ``spent`` inputs are its own."""
+        node, plan = program.numbered[number], plans.collectives[number]
+        operation = OPERATIONS[node.operation or ""]
+        inputs = (
+            Declared.of(plans, each, program.values[each], rank, each in spent)
+            for each in node.reads
+        )
+        finds = operation.finds_facts is not None and operation.finds_facts(plan)
+        repeats = not finds and (operation.repeats is None or operation.repeats(plan))
+        return cls(operation.run, plan, tuple(inputs), finds, repeats)
+
+
+class Step(NamedTuple):
+    """A step of one rank: what is moved before it, and the values that end with it.
+
+    ``number`` is that of its result, ``action`` that of its span.
+    """
+
+    number: int
+    action: str
+    moves: Shipping | None
+    work: Functions | Operating
+    ending: tuple[int, ...]
+
+    @property
+    def reads(self) -> set[int]:
+        """The values whose blocks this rank reads or sends."""
+        if isinstance(self.work, Operating):
+            return {each.number for each in self.work.inputs}
+        read = {number for making in self.work.makings for number, _ in making.reads}
+        sent = () if self.work.shipping is None else self.work.shipping.out
+        return read | {each.value for each in sent}
+
+    @property
+    def spent(self) -> set[int]:
+        """The values that a collective may overwrite, or free before its end."""
+        inputs = self.work.inputs if isinstance(self.work, Operating) else ()
+        return {each.number for each in inputs if each.spent}
+
+    @property
+    def brings(self) -> set[int]:
+        """The values of which this rank gets new blocks: from others, or copied to the device."""
+        moved = () if self.moves is None else self.moves.expected
+        inputs = self.work.inputs if isinstance(self.work, Operating) else ()
+        copied = {each.number for each in inputs if each.value.container == NUMPY}
+        return {each.value for each in moved} | copied
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks may exchange blocks."""
+        work = self.work
+        return isinstance(work, Operating) or work.shipping is not None or self.moves is not None
+
+    def is_recordable(self, container: str) -> bool:
+        """Whether its launches can be the same at each run, on blocks of a container.
+
+        Those of users' functions may differ. Facts about blocks, and headers, are read by the host.
+        """
+        if self.moves is not None:
+            return False
+        if isinstance(self.work, Operating):
+            return self.work.repeats
+        moved, headers = self.work.shipping, False
+        if moved is not None:
+            headers = moved.split(container)[1] != Shipping((), (), moved.known)
+        return not (self.work.once or headers or (self.work.on_host and container == CUPY))
+
 
 LEAST_RECORDED = 8
 """Fewer steps are not worth the memory of a recording."""
@@ -102,138 +271,19 @@ def _stretches(steps: Sequence[Step], container: str) -> tuple[Stretch, ...]:
 
 def prepared(program: Program, plans: Plans, rank: int) -> Prepared:
     """Return what a rank does."""
-    return _Preparing(program, plans, rank).all()
-
-
-@dataclass
-class _Preparing:
-    program: Program
-    plans: Plans
-    rank: int
-
-    def all(self) -> Prepared:
-        program, moves = self.program, dict(self.plans.moves)
-        self.values = program.values
-        steps = []
-        nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
-        for (number, node), ending, spent in nodes:
-            before = [move for each in node.reads for move in moves.pop(each, ())]
-            work: Functions | Operating
-            if node.operation is None:
-                work = self._functions(number, node, spent)
-            else:
-                work = self._operating(OPERATIONS[node.operation], number, node, spent)
-            action = "transfer" if node.operation == "rechunk" else "compute"
-            shipping = Shipping.of(before, self.rank)
-            steps.append(Step(number, action, shipping, work, tuple(ending)))
-        results = (
-            ((number, index), self.values[number].container == NUMPY)
-            for number, blocks in program.outputs
-            for index in blocks
-            if self.plans.values[number].layout.owner(index) == self.rank
+    moves, steps = dict(plans.moves), []
+    nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
+    for (number, node), ending, spent in nodes:
+        before = Shipping.of([each for read in node.reads for each in moves.pop(read, ())], rank)
+        work = (Functions if node.operation is None else Operating).of(
+            program, plans, number, rank, spent
         )
-        return Prepared(program, tuple(steps), tuple(results))
-
-    def _functions(self, number: int, node: Node, spent: Collection[int]) -> Functions:
-        making = self.plans.makings[number]
-        mine = [index for index, ranks in making.ranks.items() if self.rank in ranks]
-        calls = self.program.blockworks.calls(number, mine)
-        uses = Counter(key for call in calls.values() for key in call.reads)
-        ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
-        return Functions(
-            len(node.needs),
-            Shipping.of(making.shipments, self.rank, self._forms),
-            tuple(self._making(index, call, ending) for index, call in calls.items()),
-            node.value.container == NUMPY,
-            node.once or any(has_copies(call.function) for call in calls.values()),
-            together([call.function for call in calls.values()]),
-        )
-
-    def _forms(self, shipments: Sequence[Shipment]) -> dict[Block, Known]:
-        """Return what shipped blocks are, of those that are known to be as declared."""
-        program = self.program
-        found: dict[Block, Known] = {}
-        for number in {each.value for each in shipments}:
-            blocks = [each.index for each in shipments if each.value == number]
-            if number < len(program.inputs):
-                continue
-            if number in self.plans.makings:
-                calls = program.blockworks.calls(number, blocks)
-                for index in blocks:
-                    part = self._part(number, index, calls[index])
-                    if part is not None:
-                        found[number, index] = part
-                blocks = [index for index in blocks if returns_array(calls[index].function)]
-            forms = {index: form_of(self.values[number], index) for index in blocks}
-            found |= {(number, index): form for index, form in forms.items() if form is not None}
-        return found
-
-    def _part(self, number: int, index: Index, call: Call) -> Parts | Fields | None:
-        """Return which part of a reduction a call returns, if it is known."""
-        function, reads = call
-        sources = [self.values[source] for source, _ in reads]
-        found = parts_of(self.values[number], index, function, sources)
-        first, source = reads[0] if reads else (-1, ())
-        if found is not None or first not in self.plans.makings or not combines(function):
-            return found
-        (below,) = self.program.blockworks.calls(first, [source]).values()
-        part = self._part(first, source, below)
-        return None if part is None else combined(part, self.values[number], index)
-
-    def _making(self, index: Index, call: Call, ending: Collection[Block]) -> Making:
-        spare = overwritten(call.function, len(call.reads)) if ending else ()
-        last = tuple(at for at in spare if call.reads[at] in ending)
-        return Making(index, call.function, call.reads, last)
-
-    def _operating(
-        self, operation: Operation, number: int, node: Node, spent: Collection[int]
-    ) -> Operating:
-        plan, finds = self.plans.collectives[number], operation.finds_facts
-        inputs = (
-            Declared.of(self.plans, each, self.values[each], self.rank, each in spent)
-            for each in node.reads
-        )
-        found, repeats = finds is not None and finds(plan), operation.repeats
-        return Operating(
-            operation.run, plan, tuple(inputs), found, repeats is None or repeats(plan)
-        )
-
-
-def together(calls: Sequence[Function]) -> Together | None:
-    """Return what computes blocks by one call of a function that all of these ``calls`` share.
-
-    That is its method ``together``; ``None`` if it has no such.
-    """
-    functions = [_within(call) for call in calls]
-    if len({*map(id, functions)}) != 1:
-        return None
-    if any(isinstance(call, Bound) and (call.options or call.named) for call in calls):
-        return None
-    found: Together | None = getattr(functions[0], "together", None)
-    return found
-
-
-def overwritten(call: Function, count: int) -> Collection[int]:
-    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
-
-    Those that the function within the call overwrites, and reads once.
-    """
-    if not getattr(_within(call), "overwrites", False):
-        return ()
-    return call.once() if isinstance(call, Ordered | Bound) else range(count)
-
-
-def has_copies(call: Function) -> bool:
-    """Whether a call, or one within it, has its own copies of functions or values."""
-    if isinstance(call, Chain):
-        return any(has_copies(each) for _, each, _, _ in call.links)
-    if isinstance(call, Bound) and any(has_copies(x) for _, x in (*call.values, *call.named)):
-        return True
-    if isinstance(call, InPlace | Ordered | Bound):
-        return has_copies(call.function)
-    return isinstance(call, Copied)
-
-
-def _within(call: Function) -> Function:
-    """Return the function that a call calls with its blocks."""
-    return call.function if isinstance(call, Ordered | Bound) else call
+        action = "transfer" if node.operation == "rechunk" else "compute"
+        steps.append(Step(number, action, before, work, tuple(ending)))
+    results = (
+        ((number, index), program.values[number].container == NUMPY)
+        for number, blocks in program.outputs
+        for index in blocks
+        if plans.values[number].layout.owner(index) == rank
+    )
+    return Prepared(program, tuple(steps), tuple(results))

@@ -1,4 +1,4 @@
-"""What a profiler records while computations run: totals by operation, and a timeline.
+"""What is recorded of computations: steps of gangs, totals by operation, and a timeline.
 
 A gang is recorded when its last rank is done, from the spans that ranks report anyway. Events of
 the timeline are bounded, totals count everything.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.value import Node
-from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import label
@@ -39,6 +39,36 @@ PARTS = re.compile(r"-(aggregate|partial|merge|split)$")
 
 CHUNKS = re.compile(r"^_?chunk_|_(chunk|agg|combine)$")
 """What Dask adds to the name of a function of chunks."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a gang's run: the times of the slowest rank, and the bytes of all ranks.
+
+    ``nbytes`` are those of the result, ``sent_bytes`` those that ranks sent to each other.
+    ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` if they are not
+    known. ``detail`` is that of the operation, pickled.
+    """
+
+    name: str
+    seconds: float
+    nbytes: int
+    hidden: float | None = None
+    exposed: float | None = None
+    detail: bytes | None = None
+    sent_bytes: int = 0
+
+    @classmethod
+    def of(cls, span: Span) -> Step:
+        """Return the step of one rank."""
+        facts = span.nbytes, span.hidden, span.exposed
+        return cls(span.name, span.seconds, *facts, sent_bytes=span.sent_bytes)
+
+    def joined(self, other: Step) -> Step:
+        """Return the same step of several ranks."""
+        slower = self if self.seconds >= other.seconds else other
+        nbytes, sent_bytes = self.nbytes + other.nbytes, self.sent_bytes + other.sent_bytes
+        return replace(slower, nbytes=nbytes, sent_bytes=sent_bytes)
 
 
 class Event(NamedTuple):

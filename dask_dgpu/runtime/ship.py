@@ -13,19 +13,22 @@ long a header is pickled as a whole, and follows as one array::
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.comm.common import contiguous
 from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.errors import UndeclaredTypeError
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.value import Blocks, Shipment, container_of
-from dask_dgpu.runtime.forms import Known
+from dask_dgpu.kernels.sums.compensated import Pair
+from dask_dgpu.kernels.sums.partial import Partial
+from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 
@@ -39,6 +42,102 @@ COUNTS = struct.Struct("<II")
 
 SMALL = 256
 """Bytes of an array that is left in the header."""
+
+ALIGNED = 16
+"""Bytes to which arrays in a message are aligned."""
+
+
+class Form(NamedTuple):
+    """A block that is one array: that of the graph, or one of NumPy with fields, if it has such."""
+
+    dtype: Any  # its name, or that with fields
+    shape: tuple[int, ...]
+    container: str = NUMPY
+
+    def packed(self, block: Any, name: str, device: Device) -> Array:
+        """Return a block of an array, by its name, as a message; raise if it is not as declared."""
+        return self._message(contiguous(conforming(block, name, *self)))
+
+    def awaited(self, device: Device) -> tuple[Any, Array]:
+        """Return a block that has still to be received, and the message to receive."""
+        block = device.empty(self.shape, self.dtype)
+        return block, self._message(block)
+
+    def _message(self, block: Array) -> Array:
+        return block if isinstance(self.dtype, str) else block.reshape(-1).view(np.uint8)
+
+    def shaped(self, shape: tuple[int, ...]) -> Form:
+        """Return the form of several blocks, combined."""
+        return self._replace(shape=shape)
+
+
+class Parts(NamedTuple):
+    """The part of a reduction of one block: arrays with their keys, dtypes and shapes.
+
+    It is a dictionary of these, or the partial sums of a compensated sum if it is ``summed``.
+    """
+
+    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
+    container: str
+    summed: bool = False
+
+    def packed(self, block: Any, name: str, device: Device) -> Any:
+        """Return a block as one array of bytes; raise if it is not as declared."""
+        message = device.empty(self.nbytes, "uint8")
+        found, views = self._taken(block, name), self._views(message)
+        for key, dtype, shape in self.arrays:
+            array = found[key]
+            if shape:
+                array = conforming(array, name, dtype, shape, self.container)
+            views[key][...] = array
+        return message
+
+    def awaited(self, device: Device) -> tuple[Any, Any]:
+        """Return a block that has still to be received, and the bytes to receive."""
+        message = device.empty(self.nbytes, "uint8")
+        arrays = self._views(message)
+        if not self.summed:
+            return arrays, message
+        *sums, count = arrays.values()
+        return Partial(Pair.of(sums), count, self.container, 1), message
+
+    def shaped(self, shape: tuple[int, ...]) -> Parts:
+        """Return the form of several parts, combined."""
+        return self._replace(arrays=tuple((key, dtype, shape) for key, dtype, _ in self.arrays))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a message with all arrays."""
+        return sum(map(_padded, self.arrays))
+
+    def _taken(self, block: Any, name: str) -> Mapping[str, Any]:
+        """Return the arrays of a block, or raise."""
+        keys, found = [key for key, _, _ in self.arrays], block
+        if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
+            arrays = *block.sums.arrays(), block.count
+            found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
+        if type(found) is not dict or found.keys() != {*keys}:
+            kind = type(block).__name__
+            raise UndeclaredTypeError(f"expected a block of {name} with {keys}, got a {kind}")
+        return found
+
+    def _views(self, message: Any) -> dict[str, Any]:
+        """Return the arrays in the memory of a message, by their keys."""
+        found, start = {}, 0
+        for key, dtype, shape in self.arrays:
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+            found[key] = message[start : start + nbytes].view(dtype).reshape(shape)
+            start += _padded((key, dtype, shape))
+        return found
+
+
+Known = Form | Parts
+
+
+def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
+    """Return the bytes of an array in a message, where the next one is aligned."""
+    _, dtype, shape = array
+    return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
 
 
 class Header(NamedTuple):
@@ -76,17 +175,8 @@ class Shipping:
             return None
         return cls(out, expected, known((*out, *expected)))
 
-    @cached_property
-    def on_cuda(self) -> tuple[Shipping, Shipping]:
-        """Declared arrays in the memory of GPUs, and all other blocks."""
-        return self._split(CUPY)
-
-    @cached_property
-    def on_host(self) -> tuple[Shipping, Shipping]:
-        """Declared arrays of NumPy, and all other blocks."""
-        return self._split(NUMPY)
-
-    def _split(self, container: str) -> tuple[Shipping, Shipping]:
+    def split(self, container: str) -> tuple[Shipping, Shipping]:
+        """Return the shipments of declared blocks in such memory, and all others."""
         there = {key for key, each in self.known.items() if each.container == container}
 
         def part(within: bool) -> Shipping:
@@ -116,7 +206,7 @@ def ship(
     UndeclaredError
         If a block is not what it is declared to be.
     """
-    arrays, others = shipping.on_cuda if device.kind == "cuda" else shipping.on_host
+    arrays, others = shipping.split(CUPY if device.kind == "cuda" else NUMPY)
     found: dict[Block, Any] = {}
     if arrays.out or arrays.expected:
         found |= _ship_arrays(arrays, comm, device, values, names)
@@ -201,12 +291,7 @@ def _exchange(
 
 def _packed(block: Any) -> tuple[Array, list[Array]]:
     """Return the header of a block, and what follows it, both as bytes."""
-    plain = type(block) is np.ndarray or isinstance(block, np.generic)
-    arrays: list[Array] = []
-    if plain and block.nbytes <= SMALL:  # most blocks of reductions
-        text = pickle.dumps(block, 5)
-    else:
-        text, arrays = _Packer.split(block)
+    text, arrays = _Packer.split(block)
     header = _header([array.size for array in arrays], text)
     if len(header) > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]

@@ -25,8 +25,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.operations.value import Blocks, conforming
 from dask_dgpu.runtime.again import with_less
-from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Launch, Program

@@ -22,7 +22,7 @@ from dask_dgpu.kernels.device import Device, Mark
 
 if TYPE_CHECKING:
     from dask_dgpu.operations.value import Blocks
-    from dask_dgpu.runtime.steps import Step
+    from dask_dgpu.runtime.prepared import Step
 
 TRACKS = 2
 ONE = nullcontext()
@@ -100,7 +100,7 @@ class _Placing:
 
 
 class Tracks:
-    """The tracks of a device while it runs a program; without ``places`` there is one."""
+    """The tracks of a device while it runs a program; until it :meth:`leaves <leave>` them."""
 
     def __init__(self, device: Device, places: Mapping[int, Place]) -> None:
         self._device = device
@@ -108,14 +108,9 @@ class Tracks:
         self._marks: dict[int, Mark] = {}
         self._kept: list[Any] = []
 
-    @property
-    def are_used(self) -> bool:
-        """Whether steps are on several tracks."""
-        return bool(self._places)
-
     def step(self, step: Step, values: Mapping[int, Blocks]) -> AbstractContextManager[None]:
         """Take a step on its track; the values that end with it are freed afterwards."""
-        return self._step(step, values) if self.are_used else ONE
+        return self._step(step, values) if self._places else ONE
 
     @contextmanager
     def _step(self, step: Step, values: Mapping[int, Blocks]) -> Iterator[None]:
@@ -128,7 +123,7 @@ class Tracks:
         for track, reader in place.frees:
             with self._device.track(track):
                 self._wait([reader])
-        if not self.are_used:  # no later step waits for this one
+        if not self._places:  # no later step waits for this one
             self._meet()
         del held
 
@@ -138,7 +133,7 @@ class Tracks:
 
     def meet(self) -> None:
         """Let the tracks wait for each other."""
-        if self.are_used:
+        if self._places:
             self._meet()
 
     def _meet(self) -> None:
@@ -156,7 +151,7 @@ class Tracks:
 
         Some got memory of another track than was planned.
         """
-        if self.are_used:
+        if self._places:
             self._meet()
             self._kept = [dict(blocks) for blocks in values.values()]
             self._places = {}

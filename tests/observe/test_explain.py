@@ -19,7 +19,7 @@ from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.explain import Explanation
 from dask_dgpu.observe.explain.drawing import Drawing
 from dask_dgpu.observe.explain.operations import Operation
-from dask_dgpu.runtime.observer import Step
+from dask_dgpu.runtime.recording import Step
 
 X = da.ones((12, 12), chunks=3)
 TALL = da.ones((12, 2), chunks=(3, 2))

@@ -11,7 +11,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.execute import Span
 
 X = da.from_array(np.arange(48.0).reshape(8, 6), chunks=(4, 3))
 

@@ -12,9 +12,8 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.plans import Plans, plans
-from dask_dgpu.runtime.prepared import prepared
+from dask_dgpu.runtime.prepared import Functions, Operating, prepared
 from dask_dgpu.runtime.program import Blockworks, Launch
-from dask_dgpu.runtime.steps import Functions, Operating
 from graph_opt.model.layout import NUMPY
 from tests.support.programs import Staged, even, joined, loaded, run, run_evenly
 
@@ -121,7 +120,7 @@ def test_parts_of_reductions_have_no_header(
     ]
     assert shipping
     assert split_every == 2 or all(step.is_recordable(NUMPY) for step in steps)
-    for _, others in (each.on_host for each in shipping):
+    for _, others in (each.split(NUMPY) for each in shipping):
         for each in (*others.out, *others.expected):
             # nobody knows what inputs are; scalars and combined moments are not declared
             unknown = launch.names[each.value].startswith(("moment_combine-", "var-"))

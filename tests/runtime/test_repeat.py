@@ -16,8 +16,7 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.device.sequences import Sequences
-from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.observer import Observer, Span
+from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import LEAST_RECORDED, prepared
 from graph_opt.model.layout import NUMPY

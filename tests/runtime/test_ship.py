@@ -16,8 +16,7 @@ from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.value import Shipment
 from dask_dgpu.runtime.declared import returns_array
-from dask_dgpu.runtime.forms import Fields, Form, Parts
-from dask_dgpu.runtime.ship import HEADER, Shipping, ship
+from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship
 from graph_opt.model.layout import NUMPY
 from tests.support.programs import functions_of, launch_of
 from tests.support.recording import RecordingComm
@@ -71,7 +70,7 @@ PARTS = Parts(
 )
 PAIR = (("sums", "float64", (5, 1)), ("compensations", "float64", (5, 1)), ("count", "int64", ()))
 SUMMED = Parts(PAIR, NUMPY, summed=True)
-FIELDS = Fields((("vals", "float32"), ("arg", "int64")), (2, 1, 3))
+FIELDS = Form(np.dtype([("vals", "float32"), ("arg", "int64")]), (2, 1, 3))
 
 
 def part_of(seed: int) -> dict[str, Any]:
@@ -132,7 +131,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     ("block", "form", "error"),
     [
         (np.zeros((2, 1, 3), "float32"), FIELDS, UndeclaredTypeError),
-        (np.zeros((2, 3), FIELDS.dtype), FIELDS, UndeclaredTypeError),
+        (np.zeros((2, 3), FIELDS.dtype), FIELDS, UndeclaredShapeError),
         (np.ma.zeros((2, 1, 3), FIELDS.dtype), FIELDS, UndeclaredTypeError),
         ({"vals": np.zeros((2, 1, 3), "f4"), "arg": 1}, FIELDS, UndeclaredTypeError),
         (np.ones((1, 3)), PARTS, UndeclaredTypeError),
@@ -150,7 +149,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     ],
 )
 def test_other_parts_than_declared_are_refused(
-    block: Any, form: Parts | Fields, error: type[Exception]
+    block: Any, form: Known, error: type[Exception]
 ) -> None:
     shipping = Shipping.of([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
     with pytest.raises(error):

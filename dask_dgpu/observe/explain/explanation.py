@@ -21,7 +21,7 @@ from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime.observer import Step
+    from dask_dgpu.runtime.recording import Step
 
 DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"

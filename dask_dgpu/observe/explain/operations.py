@@ -27,7 +27,7 @@ from graph_opt.model.piece import Piece
 from graph_opt.passes import OPTED_OUT
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime import observer
+    from dask_dgpu.runtime import recording
 
 GANG, FUSED, DASK = "gang", "fused", "Dask"
 """What computes an operation."""
@@ -99,7 +99,7 @@ class Operation:
     exposed: float | None = None
     sent_bytes: int | None = None
 
-    def with_run(self, steps: Iterable[observer.Step]) -> Operation:
+    def with_run(self, steps: Iterable[recording.Step]) -> Operation:
         """Return the operation with the measured values of its steps."""
         found = list(steps)
         if not found:
@@ -125,7 +125,7 @@ class Finder:
 
     rewriting: Rewriting
     outside: Plain
-    runs: Sequence[Sequence[observer.Step]] = ()
+    runs: Sequence[Sequence[recording.Step]] = ()
 
     def operations(self) -> list[Operation]:
         """Return all operations, those of a gang together."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.runtime.observer import Step
+    from dask_dgpu.runtime.recording import Step
 
 Words = tuple[str, ...]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from distributed.protocol.serialize import Serialized
 
 from dask_dgpu.errors import GangError
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.failure import RankError, pickled
-from dask_dgpu.runtime.observer import Span
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.messages import announce, no_time, send
 from dask_dgpu.runtime.scheduler.recorder import recorders

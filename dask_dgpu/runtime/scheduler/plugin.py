@@ -27,7 +27,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.runtime.background import in_background
-from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.blocks import restrict
 from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
 from dask_dgpu.runtime.scheduler.endings import Endings, Losses

@@ -12,7 +12,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.observer import Span
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.recording import Found, Recording
 from dask_dgpu.runtime.scheduler.messages import MEASUREMENT, RUNS
 from graph_opt.dask_graph.emit import is_gang

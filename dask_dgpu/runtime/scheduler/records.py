@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.recording import words_of
+from dask_dgpu.runtime.recording import Step, words_of
 from dask_dgpu.runtime.scheduler.messages import RUNS
 from dask_dgpu.runtime.scheduler.recorder import recorders
 from graph_opt.model.layout import label

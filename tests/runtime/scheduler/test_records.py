@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.runtime.observer import Span, Step
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch, Program
+from dask_dgpu.runtime.recording import Step
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
 from dask_dgpu.runtime.worker.member import MOST_SPANS, reported
 from graph_opt.model.cost import HOST
