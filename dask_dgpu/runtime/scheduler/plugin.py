@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Collection
 from functools import partial
 from itertools import count
 from math import inf
@@ -38,7 +37,6 @@ from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
 from dask_dgpu.runtime.scheduler.paused import Paused
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
-from dask_dgpu.runtime.scheduler.retries import forgive, retry
 from dask_dgpu.runtime.scheduler.run import Run
 from dask_dgpu.runtime.scheduler.structures import Structures
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -82,7 +80,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
-        scheduler.handlers["retry"] = self.retry  # instead of Dask's
         handlers = scheduler.stream_handlers
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
@@ -152,10 +149,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if kind is not None and kind not in self.rates.known:
                 self.rates.start(Terms(kind, device, **terms))
         return self.device
-
-    def retry(self, keys: Collection[Key], client: str | None = None) -> list[Key]:
-        """Retry failed tasks; see :func:`retry`."""
-        return retry(self.scheduler, keys, client)
 
     # reports of ranks
 
@@ -246,8 +239,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Follow placed, staged and awaited blocks, and end the run of a released task."""
         self.new_arrays.moved(key, finish)
-        if finish == "waiting":
-            forgive(self.scheduler.tasks[key])
         if key in self.launches.waiting:
             if finish == "memory":
                 self.launches.arrived(key)
