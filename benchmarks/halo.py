@@ -20,7 +20,8 @@ from harness import Report, finished, fresh, options
 from process_harness import run_ranks, slowest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.jacobi import JacobiPlan, JacobiTask, jacobi_rank, plan_jacobi
+from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, plan_jacobi
+from dask_dgpu.algorithms.jacobi.rank import jacobi_rank
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm

@@ -18,12 +18,13 @@ import numpy as np
 from harness import Report, options
 
 from dask_dgpu.algorithms.halo.plan import traffic as halo_traffic
-from dask_dgpu.algorithms.pencil_fft import Transform, plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil
 from dask_dgpu.algorithms.redistribute.plan import traffic as move_traffic
 from dask_dgpu.algorithms.stencil.plan import StencilTask, even_tiles
 from dask_dgpu.algorithms.summa.choose import by_level
 from dask_dgpu.algorithms.summa.plan import SummaPlan
+from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.stencil import Taps
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Request

@@ -25,7 +25,8 @@ import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
 
-from dask_dgpu.algorithms.jacobi import CONVERGED, JacobiTask, Outcome, scale_of, verdict
+from dask_dgpu.algorithms.jacobi.plan import JacobiTask
+from dask_dgpu.algorithms.jacobi.rank import CONVERGED, Outcome, scale_of, verdict
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.stencil import (
     boundaries,

@@ -27,7 +27,6 @@ from typing import Any
 
 from dask.array.core import Array
 
-from dask_dgpu.algorithms.pencil_fft import Transform
 from dask_dgpu.arguments import (
     as_array,
     check_choice,
@@ -39,6 +38,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.array.fft.call import output_layout, transform_axes
 from dask_dgpu.array.fft.fallback import map_with_start
+from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.fft.factors import Axis, divide
 
 FORWARD = {"zero": "dst1", "reflect": "dct2", "periodic": "fft"}

@@ -24,7 +24,7 @@ import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.array.overlap import overlap
 
-from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import Boundary
 from dask_dgpu.algorithms.stencil.plan import StencilTask
 from dask_dgpu.arguments import (
     as_array,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, isqrt, prod
 
-from dask_dgpu.algorithms.pencil_fft import even_chunks
+from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.batches.blocks import Chunks
 from dask_dgpu.batches.notation import Notation
 from dask_dgpu.batches.operations import Operation

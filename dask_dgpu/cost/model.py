@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 from dask.utils import format_bytes
 
-from dask_dgpu.algorithms.pencil_fft import even_chunks
+from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.plan import STRATEGIES, Operand, Strategy
 from dask_dgpu.arguments import check_choice, expected, integer

@@ -7,15 +7,15 @@ from operator import add, attrgetter, sub
 
 import numpy as np
 
-from dask_dgpu.algorithms.pencil_fft import (
-    PencilPlan,
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
+from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
     buffers,
     cost,
     peak,
     pencil_fft_rank,
     plan_on_ranks,
-    plan_pencil_fft,
     received,
 )
 from dask_dgpu.comm.protocol import Comm

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.jacobi import (
-    JacobiPlan,
-    Outcome,
-    cost,
-    jacobi_rank,
-    peak,
-    plan_jacobi,
-)
+from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, cost, peak, plan_jacobi
+from dask_dgpu.algorithms.jacobi.rank import Outcome, jacobi_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Cost, Operation, Progress, Request

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from dask_dgpu.algorithms.kahan_sum import (
-    Summing,
-    SumPlan,
-    cost,
-    kahan_sum_rank,
-    peak,
-    plan_sum,
-    received,
-)
+from dask_dgpu.algorithms.kahan_sum.plan import Summing, SumPlan, cost, peak, plan_sum, received
+from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.pieces.sum import RULE

@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.kahan_sum import Summing, kahan_sum_rank, plan_sum
-from dask_dgpu.algorithms.kahan_sum import entering as sum_entering
+from dask_dgpu.algorithms.kahan_sum.plan import Summing, plan_sum
+from dask_dgpu.algorithms.kahan_sum.plan import entering as sum_entering
+from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 from dask_dgpu.algorithms.redistribute.plan import in_levels, plan_redistribute, traffic, workspace
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
-from dask_dgpu.algorithms.redistribute.schedule import schedule as rounds_of
+from dask_dgpu.algorithms.redistribute.rank import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.algorithms.summa.choose import by_level, link_bytes, plan_summa, transfers_of
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule

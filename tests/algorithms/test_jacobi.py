@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.halo.plan import traffic
-from dask_dgpu.algorithms.jacobi import (
-    JacobiPlan,
-    JacobiTask,
-    Outcome,
-    cost,
-    jacobi_rank,
-    peak,
-    plan_jacobi,
-)
+from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
+from dask_dgpu.algorithms.jacobi.rank import Outcome, jacobi_rank
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm

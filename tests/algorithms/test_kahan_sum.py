@@ -11,15 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.kahan_sum import (
-    Summing,
-    SumPlan,
-    cost,
-    kahan_sum_rank,
-    peak,
-    plan_sum,
-    received,
-)
+from dask_dgpu.algorithms.kahan_sum.plan import Summing, SumPlan, cost, peak, plan_sum, received
+from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

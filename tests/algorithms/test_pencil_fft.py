@@ -11,14 +11,9 @@ import scipy.fft
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft import (
-    TRIGONOMETRIC,
-    Exchange,
-    PencilPlan,
-    Transform,
-    plan_pencil_fft,
-)
-from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
 from graph_opt.model.layout import Chunks, even_spans
 
 DTYPES = ["bool", "int32", "float16", "float32", "float64", "complex64", "complex128"]

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft import (
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
-    Transform,
     cost,
     peak,
     pencil_fft_rank,
     plan_on_ranks,
-    plan_pencil_fft,
 )
 from dask_dgpu.algorithms.redistribute.plan import traffic
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.fft import Transform
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt
 from tests.algorithms.test_pencil_fft import Chunks, blocks, even, problems, reference
@@ -247,7 +247,7 @@ def test_the_last_stage_in_slices_needs_a_share_less(
 ) -> None:
     """With little memory its result goes over its input."""
     keep_small_buffers(monkeypatch)
-    slices = import_module("dask_dgpu.algorithms.pencil_fft.slices")
+    slices = import_module("dask_dgpu.algorithms.pencil_fft.rank")
     monkeypatch.setattr(slices, "SLICE", MIB // 2)
     size = 2
     chunks = tuple(even(n, count) for n, count in zip(shape, parts, strict=True))

@@ -18,9 +18,15 @@ from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.halo.plan import traffic
 from dask_dgpu.algorithms.stencil import rank
-from dask_dgpu.algorithms.stencil.plan import SweepPlan, cost, even_tiles, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.plan import (
+    SweepPlan,
+    cost,
+    even_tiles,
+    passes_of,
+    peak,
+    plan_sweeps,
+)
 from dask_dgpu.algorithms.stencil.rank import stencil_rank
-from dask_dgpu.algorithms.stencil.regions import passes_of
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil

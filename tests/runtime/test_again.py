@@ -197,7 +197,7 @@ def test_a_transform_of_kept_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = import_module("dask_dgpu.algorithms.pencil_fft.rank")
     monkeypatch.setattr(import_module("dask_dgpu.algorithms.redistribute.plan"), "LEAST", 1 << 13)
     monkeypatch.setattr(rank, "LEAST", 1 << 13)
-    slices = import_module("dask_dgpu.algorithms.pencil_fft.slices")
+    slices = import_module("dask_dgpu.algorithms.pencil_fft.rank")
     monkeypatch.setattr(slices, "SLICE", 1 << 12)
     values = np.random.default_rng(42).random((192, 192)).astype("complex64")
     transform, ran = rank.transform, tasks.run_local

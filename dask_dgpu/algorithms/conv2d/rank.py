@@ -6,8 +6,7 @@ from itertools import count
 from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.conv2d.gather import GatherPlan
-from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan
+from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan, GatherPlan
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.protocol import Comm

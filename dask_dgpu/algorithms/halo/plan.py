@@ -1,26 +1,225 @@
-"""The plan of a halo exchange, and its cost: bytes between ranks, memory, seconds."""
+"""The plan of a halo exchange: the segments and cells of extended blocks, and the cost.
+
+::
+
+    chunks           |__0__|__1__|__2__|         depth (1, 2)
+    extended chunk 1     |0|__1__|2_2|           inside the array
+    extended chunk 2           |1|__2__|b b|     b: periodic  0 1 of the axis
+                                                    reflect   its last, the last but one
+                                                    mirror    its last but one, but two
+                                                    nearest   its last, twice
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from dask_dgpu.algorithms.halo.cells import (
-    Assembly,
-    Axis,
-    Boundary,
-    Cells,
-    Depth,
-    extends_beyond,
+from dask_dgpu.algorithms.redistribute.plan import (
+    Ints,
+    check_owners,
+    combined,
+    indices_at,
+    row_major,
+    table_of,
+    unravel,
+    values_at,
 )
-from dask_dgpu.algorithms.redistribute.moves import Ints, indices_at, table_of
-from dask_dgpu.algorithms.redistribute.plan import check_owners
 from graph_opt.model.cost import Machine
 from graph_opt.model.hosts import transfer_seconds
-from graph_opt.model.layout import Bare, Index, Layout, cuts_of
+from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of
+
+Boundary = str | complex | None
+Depth = tuple[int, int]
+Run = tuple[int, int, int]
+"""The first of some positions, their number, and the step from each to the next."""
+
+CONSTANT = -1
+"""The source chunk of constants beyond the array."""
+
+
+class Assembly(Protocol):
+    """A plan of target blocks that consist of parts of the blocks of a layout.
+
+    ``target`` has the shape and the rank of each target block, as if they were adjacent in an
+    array, and ``axes`` has the segments of each axis. A :class:`HaloPlan` is one.
+    """
+
+    @property
+    def layout(self) -> Layout:
+        """The blocks that are read."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the blocks."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+
+    @property
+    def axes(self) -> list[Axis]:
+        """The segments of each axis."""
+
+    @property
+    def target(self) -> Layout:
+        """The assembled blocks."""
+
+    @property
+    def cells(self) -> Cells:
+        """All parts of all target blocks."""
+
+    @property
+    def corners(self) -> bool:
+        """Whether parts that are ghost cells along several axes are wanted."""
+
+    @property
+    def depth(self) -> tuple[Depth, ...]:
+        """The most ghost cells before and after a block along each axis."""
+
+    @property
+    def boundary(self) -> tuple[Boundary, ...]:
+        """The constants of segments without a source."""
+
+
+class Cells:
+    """Wanted parts of extended blocks, a segment along each axis.
+
+    Attributes
+    ----------
+    segments : array of int
+        The segment along each axis: (cells, axes).
+    target, source : array of int
+        The extended block and the source block, as places in row-major order.
+    constant : array of int
+        The axis of the constant, the last of several; -1 for a cell with a source.
+    ghost : array of bool
+        Whether the cell is not the block itself.
+    length : array of int
+        Number of elements.
+    sender, receiver : array of int
+        The ranks of source and target; the same for a constant.
+    """
+
+    def __init__(self, plan: Assembly) -> None:
+        self._axes = axes = plan.axes
+        grid = plan.layout.grid
+        owners = np.array([*plan.layout.owners, -1], np.int64)
+        sizes = combined(np.multiply, (axis.length for axis in axes), 1)
+        target = row_major([axis.target for axis in axes], plan.target.grid)
+        ghosts = combined(np.add, (axis.ghost for axis in axes), 0)
+        beyond = (np.where(axis.source < 0, k, -1) for k, axis in enumerate(axes))
+        receiver = np.array(plan.target.owners, np.int64)[target]
+        kept = (receiver >= 0) & (sizes > 0)
+        if not plan.corners:
+            kept &= ghosts <= 1
+        chosen = np.flatnonzero(kept)
+        self.segments = unravel(chosen, tuple(len(axis.target) for axis in axes))
+        self.target, self.length, self.ghost = target[chosen], sizes[chosen], ghosts[chosen] > 0
+        self.constant = combined(np.maximum, beyond, -1)[chosen]
+        source = row_major([axis.source for axis in axes], grid)[chosen]
+        self.source = np.where(self.constant < 0, source, -1)
+        self.receiver = receiver[chosen]
+        self.sender = np.where(self.constant < 0, owners[self.source], self.receiver)
+
+    def column(self, name: str, cells: Ints) -> Ints:
+        """Return a column of the axes' segments for some cells: (cells, axes)."""
+        return values_at((getattr(axis, name) for axis in self._axes), self.segments[cells])
+
+
+class Axis(NamedTuple):
+    """The segments of an axis, as columns.
+
+    A segment starts at ``at`` in the extended chunk ``target``, and at ``start`` in the chunk
+    ``source``, which it reads in steps of ``step``: 1, -1 or 0. ``ghost`` is whether it is not the
+    chunk itself.
+    """
+
+    target: Ints
+    at: Ints
+    length: Ints
+    source: Ints
+    start: Ints
+    step: Ints
+    ghost: Ints
+
+    @classmethod
+    def of(cls, cuts: Cuts, depth: Depth, boundary: Boundary) -> Axis:
+        """Extend the chunks of an axis."""
+        chunks = range(len(cuts) - 1)
+        rows = [row for chunk in chunks for row in _extended(cuts, chunk, depth, boundary)]
+        return cls(*np.array(rows, np.int64).reshape(len(rows), len(cls._fields)).T)
+
+
+def extends_beyond(boundary: Boundary) -> bool:
+    """Whether there are cells beyond the array."""
+    return boundary is not None and boundary != "none"
+
+
+def _extended(
+    cuts: Cuts, chunk: int, depth: Depth, boundary: Boundary
+) -> Iterator[tuple[int, ...]]:
+    """Yield the segments of an extended chunk, in order, as rows of ``Axis``."""
+    lo, length = cuts[chunk], cuts[-1]
+    first, last = lo - depth[0], cuts[chunk + 1] + depth[1]
+    inside = max(0, first), min(length, last)
+    if not extends_beyond(boundary):
+        first, last = inside
+    runs = [
+        *_outside(first, 0, length, boundary),
+        (inside[0], inside[1] - inside[0], 1),
+        *_outside(length, last, length, boundary),
+    ]
+    at = 0
+    for run in runs:
+        for source, start, size in _cut(cuts, *run):
+            yield chunk, at, size, source, start, run[2], at != lo - first
+            at += size
+
+
+def _outside(start: int, stop: int, length: int, boundary: Boundary) -> Iterator[Run]:
+    """Yield the positions that replace ``[start, stop)`` beyond the axis."""
+    if start >= stop:
+        return
+    if not isinstance(boundary, str):
+        yield CONSTANT, stop - start, 0
+        return
+    period = length - 1 if boundary == "mirror" else length
+    if boundary == "nearest" or period == 0:
+        yield 0 if start < 0 else length - 1, stop - start, 0
+        return
+    while start < stop:
+        turn, along = divmod(start, period)
+        size = min(stop, (turn + 1) * period) - start
+        if boundary == "periodic" or turn % 2 == 0:
+            yield along, size, 1
+        else:
+            yield length - 1 - along, size, -1
+        start += size
+
+
+def _cut(cuts: Cuts, start: int, size: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """Cut a run at chunks: chunk, first position in it, number of positions."""
+    if start == CONSTANT:
+        yield CONSTANT, 0, size
+        return
+    while size:
+        chunk = bisect_right(cuts, start) - 1
+        part = size
+        if step:
+            part = min(size, cuts[chunk + 1] - start if step > 0 else start - cuts[chunk] + 1)
+        yield chunk, start - cuts[chunk], part
+        start, size = start + step * part, size - part
+
 
 NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
 """Boundaries, besides None and a number."""

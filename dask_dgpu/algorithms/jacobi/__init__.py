@@ -23,25 +23,3 @@ References
 ----------
 .. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM (2003).
 """
-
-from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
-from dask_dgpu.algorithms.jacobi.rank import (
-    CONVERGED,
-    Outcome,
-    jacobi_rank,
-    scale_of,
-    verdict,
-)
-
-__all__ = [
-    "CONVERGED",
-    "JacobiPlan",
-    "JacobiTask",
-    "Outcome",
-    "cost",
-    "jacobi_rank",
-    "peak",
-    "plan_jacobi",
-    "scale_of",
-    "verdict",
-]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import Boundary
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, plan_sweeps

@@ -26,31 +26,3 @@ References
 .. [2] J. Demmel and H. D. Nguyen, "Parallel reproducible summation", IEEE Transactions on
    Computers 64 (2015).
 """
-
-from dask_dgpu.algorithms.kahan_sum.plan import (
-    Summing,
-    SumPlan,
-    cost,
-    entering,
-    peak,
-    plan_sum,
-    received,
-)
-from dask_dgpu.algorithms.kahan_sum.rank import (
-    finish_block,
-    kahan_sum_rank,
-    sum_blocks,
-)
-
-__all__ = [
-    "SumPlan",
-    "Summing",
-    "cost",
-    "entering",
-    "finish_block",
-    "kahan_sum_rank",
-    "peak",
-    "plan_sum",
-    "received",
-    "sum_blocks",
-]

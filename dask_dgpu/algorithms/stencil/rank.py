@@ -6,7 +6,7 @@
     compute lane     | rims, inner part | waits   | outer part, more sweeps ..., s | ...
 
 An exchange of ghost cells s times as deep as the stencil's radius lasts for s sweeps
-(:mod:`~dask_dgpu.algorithms.stencil.regions`). The inner part is the result of the first sweep
+(:mod:`~dask_dgpu.algorithms.stencil.plan`). The inner part is the result of the first sweep
 that needs no ghost cells; of the first few sweeps if one pass of the device computes several.
 """
 
@@ -17,13 +17,11 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.halo.cells import Boundary
-from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.plan import Boundary, HaloPlan, plan_halo
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
-from dask_dgpu.algorithms.stencil.plan import SweepPlan
-from dask_dgpu.algorithms.stencil.regions import Passes, Regions, Tile, passes_of
+from dask_dgpu.algorithms.stencil.plan import Passes, Regions, SweepPlan, Tile, passes_of
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil
 from dask_dgpu.kernels.device import Device

@@ -19,13 +19,8 @@ from dask.array.core import Array
 from dask.utils import typename
 from numpy.lib.array_utils import normalize_axis_index
 
-from dask_dgpu.algorithms.pencil_fft import (
-    TRIGONOMETRIC,
-    Chunks,
-    PencilPlan,
-    Transform,
-    plan_pencil_fft,
-)
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
 from dask_dgpu.arguments import (
     check_choice,
     check_chunk_sizes,
@@ -39,8 +34,8 @@ from dask_dgpu.arguments import (
 from dask_dgpu.array.fft import long_axis
 from dask_dgpu.array.fft.fallback import apply, moved
 from dask_dgpu.environment.settings import read
-from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
-from graph_opt.model.layout import CUPY
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
+from graph_opt.model.layout import CUPY, Chunks
 
 NAMES = (
     *("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"),

@@ -32,8 +32,9 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.algorithms.pencil_fft import PencilPlan, Stage, Transform, even_chunks
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, Stage, even_chunks
 from dask_dgpu.array.fft.fallback import apply, map_with_start, moved
+from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.fft import factors as kernel
 
 EVEN = 1.1

@@ -29,7 +29,6 @@ import scipy.fft
 from dask.array.core import Array
 from dask.utils import typename
 
-from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.array.fft.fallback import map_with_start
 from dask_dgpu.array.fft.four_step import (
     SIGN,
@@ -40,7 +39,7 @@ from dask_dgpu.array.fft.four_step import (
     matrix_for,
     transformed,
 )
-from dask_dgpu.kernels.fft import TO_REAL
+from dask_dgpu.kernels.fft import TO_REAL, TRIGONOMETRIC, Transform
 from dask_dgpu.kernels.fft import factors as kernel
 from dask_dgpu.kernels.fft.trigonometric import Recipe
 

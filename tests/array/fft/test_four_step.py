@@ -21,13 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import (
-    Transform,
-    even_chunks,
-    peak,
-    plan_on_ranks,
-    plan_pencil_fft,
-)
+from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
+from dask_dgpu.algorithms.pencil_fft.rank import peak, plan_on_ranks
 from dask_dgpu.array.fft import call, long_axis
 from dask_dgpu.array.fft.four_step import (
     Matrix,
@@ -36,6 +32,7 @@ from dask_dgpu.array.fft.four_step import (
     row_cuts,
 )
 from dask_dgpu.array.fft.long_axis import bluestein, convolution_matrix
+from dask_dgpu.kernels.fft import Transform
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt

@@ -11,7 +11,7 @@ import dask.array as da
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import PencilPlan
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.layers import DeferredLayer

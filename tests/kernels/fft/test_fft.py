@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft import Transform
-from dask_dgpu.kernels.fft import transform
+from dask_dgpu.kernels.fft import Transform, transform
 from tests.array.fft.test_fft import DTYPES, ONE_AXIS, numbers
 
 NORMS = ("backward", "ortho", "forward")

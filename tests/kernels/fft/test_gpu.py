@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import Transform, slices
+from dask_dgpu.algorithms.pencil_fft import rank
 from dask_dgpu.algorithms.pencil_fft.plan import Stage
 from dask_dgpu.array.fft import long_axis
-from dask_dgpu.kernels.fft import transform
+from dask_dgpu.kernels.fft import Transform, transform
 from tests.array.fft.test_gpu import numbers, on_device
 
 pytestmark = pytest.mark.gpu
@@ -75,12 +75,12 @@ def test_slices_of_a_block_are_transformed_in_place(
 ) -> None:
     import cupy
 
-    monkeypatch.setattr(slices, "SLICE", 1 << 12)
+    monkeypatch.setattr(rank, "SLICE", 1 << 12)
     values = np.random.default_rng(7).random((96, 128)).astype("complex64")
     block = cupy.asarray(values, order=order)
     chunks = tuple((n,) for n in values.shape)
     stage = Stage(chunks, (Transform("fft", axis, values.shape[axis]),))
-    (found,) = slices.transform_slices(stage, {(0, 0): block}).values()
+    (found,) = rank.transform_slices(stage, {(0, 0): block}).values()
     assert found is block
     wanted = np.fft.fft(values, axis=axis)
     np.testing.assert_allclose(found.get(), wanted, rtol=1e-4, atol=1e-4)

@@ -10,9 +10,8 @@ import scipy.fft
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.kernels import fft
-from dask_dgpu.kernels.fft import trigonometric
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform, trigonometric
 from dask_dgpu.kernels.fft.trigonometric import Recipe, transform
 from tests.support.memory import assert_peak
 from tests.support.profiles import examples

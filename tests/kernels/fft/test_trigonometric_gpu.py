@@ -9,9 +9,8 @@ import pytest
 import scipy.fft
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft import TRIGONOMETRIC, Transform
 from dask_dgpu.array.fft import long_axis
-from dask_dgpu.kernels.fft import factors, transform, trigonometric
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform, factors, transform, trigonometric
 from tests.array.poisson.test_gpu import close, computed, numbers, on_device, solve
 from tests.array.poisson.test_poisson import BOUNDARIES
 

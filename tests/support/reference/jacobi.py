@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.jacobi import JacobiTask, Outcome, scale_of, verdict
+from dask_dgpu.algorithms.jacobi.plan import JacobiTask
+from dask_dgpu.algorithms.jacobi.rank import Outcome, scale_of, verdict
 from dask_dgpu.kernels.stencil import neighbours_mean
 from tests.support.reference.stencil import one_sweep
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask_dgpu.algorithms.kahan_sum import SumPlan, finish_block, sum_blocks
+from dask_dgpu.algorithms.kahan_sum.plan import SumPlan
+from dask_dgpu.algorithms.kahan_sum.rank import finish_block, sum_blocks
 from graph_opt.model.layout import Index
 
 Array = Any

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask_dgpu.algorithms.pencil_fft import RankedPencil
-from dask_dgpu.algorithms.pencil_fft.rank import cropped, transform_blocks
+from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil, cropped, transform_blocks
 from graph_opt.model.layout import Index
 from tests.support.reference.redistribute import redistribute_reference
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.algorithms.redistribute.schedule import Slices, schedule
+from dask_dgpu.algorithms.redistribute.rank import Slices, schedule
 from graph_opt.model.layout import Index, Layout
 
 Array = Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dask_dgpu.algorithms.halo.cells import Boundary
+from dask_dgpu.algorithms.halo.plan import Boundary
 from dask_dgpu.kernels.stencil import Taps, padded, weighted
 
 Array = Any
