@@ -9,13 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from dask_dgpu.algorithms.halo import plan as halo
-from dask_dgpu.algorithms.halo.plan import Axis, Boundary, Cells, Depth
+from dask_dgpu.algorithms.halo.plan import Assembly, Axis
 from dask_dgpu.algorithms.redistribute import plan as redistribute
 from dask_dgpu.algorithms.redistribute.plan import (
     Ints,
     RedistributePlan,
     check_owners,
-    indices_at,
     plan_redistribute,
 )
 from graph_opt.model.cost import TALL, Machine
@@ -25,52 +24,22 @@ from graph_opt.model.window import Convolution, Window
 Slices = tuple[slice, ...]
 
 
-@dataclass(frozen=True)
-class GatherPlan(Bare):
-    """The boxes under each block of a grid: the product of a window of each axis.
+@dataclass(frozen=True, kw_only=True)
+class GatherPlan(Assembly):
+    """Boxes under each block of a grid, each the product of a window of each axis.
 
-    A box may overlap others. It is an ``Assembly`` of the halo exchange. Zeros within a window are
-    left to the caller.
+    A box may overlap others. Zeros within a window are left to the caller.
 
     Parameters
     ----------
-    layout : Layout
-        The layout of the array.
-    dtype : str
-        Its dtype.
     windows : tuple of tuple of Window
         For each axis, the windows of the grid.
     owners : tuple of int
         The rank of each box in row-major order, -1 for no rank.
-    size : int
-        Number of ranks of the communicator.
     """
 
-    layout: Layout
-    dtype: str
     windows: tuple[tuple[Window, ...], ...]
     owners: tuple[int, ...]
-    size: int
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return np.dtype(self.dtype).itemsize
-
-    @property
-    def corners(self) -> bool:
-        """All parts are wanted."""
-        return True
-
-    @property
-    def depth(self) -> tuple[Depth, ...]:
-        """There are no ghost cells."""
-        return ((0, 0),) * self.layout.ndim
-
-    @property
-    def boundary(self) -> tuple[Boundary, ...]:
-        """There are no constants."""
-        return (None,) * self.layout.ndim
 
     @cached_property
     def axes(self) -> list[Axis]:
@@ -91,22 +60,10 @@ class GatherPlan(Bare):
         lengths = ([each.length for each in windows] for windows in self.windows)
         return Layout(tuple(map(cuts_of, lengths)), self.owners)
 
-    @cached_property
-    def cells(self) -> Cells:
-        """All parts of all boxes."""
-        return Cells(self)
-
     def inside(self, index: Index) -> Slices:
         """Return the part of a box that is no zeros."""
         box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
         return tuple(slice(each.before, each.length - each.after) for each in box)
-
-    def check_owners(self) -> None:
-        """Raise a ValueError if a block that is read has no owner."""
-        cells = self.cells
-        missing = indices_at(cells.source[cells.sender < 0][:1], self.layout.grid)
-        if missing:
-            raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
 
 
 def part_of_block(
@@ -134,7 +91,7 @@ def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
     owners = tuple(rank if wanted and rank != owner else -1 for rank, wanted in enumerate(ranks))
     first, *others = (Window(0, length) for length in layout.shape)
     windows = ((first,) * len(ranks), *((each,) for each in others))
-    return GatherPlan(layout, dtype, windows, owners, len(ranks))
+    return GatherPlan(layout, dtype, len(ranks), windows=windows, owners=owners)
 
 
 @dataclass(frozen=True)
@@ -218,9 +175,8 @@ def plan_conv2d(
     """
     for name, layout in (("x", x), ("weight", weight), ("tiles", tiles)):
         check_owners(name, layout, size)
-    windows = GatherPlan(
-        x, dtype, convolution.windows(tiles.cuts, x.shape), (-1,) * len(tiles.owners), size
-    )
+    under = convolution.windows(tiles.cuts, x.shape)
+    windows = GatherPlan(x, dtype, size, windows=under, owners=(-1,) * len(tiles.owners))
     direct = _direct(windows, tiles)
     owners = tuple(
         -1 if index in direct else owner
@@ -239,7 +195,7 @@ def plan_conv2d(
         merge,
     )
     for each in plan.gathers:
-        each.check_owners()
+        each.check_sources()
     return plan
 
 

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,52 +43,59 @@ CONSTANT = -1
 """The source chunk of constants beyond the array."""
 
 
-class Assembly(Protocol):
-    """A plan of target blocks that consist of parts of the blocks of a layout.
+@dataclass(frozen=True)
+class Assembly(Bare):
+    """The plan of target blocks that consist of parts of the blocks of a layout.
 
-    ``target`` has the shape and the rank of each target block, as if they were adjacent in an
-    array, and ``axes`` has the segments of each axis. A :class:`HaloPlan` is one.
+    Parameters
+    ----------
+    layout : Layout
+        The layout of the blocks that are read.
+    dtype : str
+        The dtype of the blocks.
+    size : int
+        Number of ranks of the communicator.
+    depth : tuple of (int, int)
+        The most ghost cells before and after a block along each axis.
+    boundary : tuple of str, number or None
+        The cells beyond the array along each axis; ``None`` for none.
+    corners : bool
+        Whether parts that are ghost cells along several axes are wanted.
     """
 
-    @property
-    def layout(self) -> Layout:
-        """The blocks that are read."""
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the blocks."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
+    layout: Layout
+    dtype: str
+    size: int
+    depth: tuple[Depth, ...] = ()
+    boundary: tuple[Boundary, ...] = ()
+    corners: bool = True
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
 
-    @property
+    @cached_property
     def axes(self) -> list[Axis]:
         """The segments of each axis."""
+        raise NotImplementedError
 
-    @property
+    @cached_property
     def target(self) -> Layout:
-        """The assembled blocks."""
+        """The assembled blocks, as if they were adjacent in an array, and their ranks."""
+        raise NotImplementedError
 
-    @property
+    @cached_property
     def cells(self) -> Cells:
         """All parts of all target blocks."""
+        return Cells(self)
 
-    @property
-    def corners(self) -> bool:
-        """Whether parts that are ghost cells along several axes are wanted."""
-
-    @property
-    def depth(self) -> tuple[Depth, ...]:
-        """The most ghost cells before and after a block along each axis."""
-
-    @property
-    def boundary(self) -> tuple[Boundary, ...]:
-        """The constants of segments without a source."""
+    def check_sources(self) -> None:
+        """Raise a ValueError if a block that is read has no owner."""
+        cells = self.cells
+        missing = indices_at(cells.source[cells.sender < 0][:1], self.layout.grid)
+        if missing:
+            raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
 
 
 class Cells:
@@ -226,39 +233,13 @@ NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
 
 
 @dataclass(frozen=True)
-class HaloPlan(Bare):
-    """The plan of one halo exchange on ``size`` ranks.
+class HaloPlan(Assembly):
+    """The plan of one halo exchange.
 
-    Parameters
-    ----------
-    layout : Layout
-        The layout of the blocks.
-    dtype : str
-        The dtype of the blocks.
-    depth : tuple of (int, int)
-        Ghost cells before and after a block along each axis.
-    boundary : tuple of str, number or None
-        The cells beyond the array along each axis; ``None`` for none.
-    size : int
-        Number of ranks of the communicator.
-    corners : bool
-        Whether ghost cells beyond a block along several axes are filled too.
-    wanted : tuple of tuple of int, optional
-        The blocks to extend, in row-major order; by default all with an owner.
+    ``wanted`` are the blocks to extend, in row-major order; by default all with an owner.
     """
 
-    layout: Layout
-    dtype: str
-    depth: tuple[Depth, ...]
-    boundary: tuple[Boundary, ...]
-    size: int
-    corners: bool = True
     wanted: tuple[Index, ...] | None = None
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return np.dtype(self.dtype).itemsize
 
     @cached_property
     def axes(self) -> list[Axis]:
@@ -279,11 +260,6 @@ class HaloPlan(Bare):
             for axis, blocks in zip(self.axes, self.layout.grid, strict=True)
         )
         return Layout(tuple(map(cuts_of, lengths)), owners)
-
-    @cached_property
-    def cells(self) -> Cells:
-        """All parts of all extended blocks."""
-        return Cells(self)
 
     def interior(self, index: Index) -> tuple[slice, ...]:
         """Return the place of a block in its extended block."""
@@ -320,13 +296,12 @@ def plan_halo(
         beyond an axis.
     """
     kept = None if wanted is None else tuple(sorted(wanted))
-    plan = HaloPlan(layout, dtype, tuple(depth), tuple(boundary), size, corners, kept)
+    plan = HaloPlan(layout, dtype, size, tuple(depth), tuple(boundary), corners, kept)
     _check(plan)
-    cells = plan.cells
-    missing = indices_at(cells.source[cells.sender < 0], layout.grid)
-    missing += (index for index in kept or () if layout.owner(index) < 0)
-    if missing:
-        raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
+    plan.check_sources()
+    for index in kept or ():
+        if layout.owner(index) < 0:
+            raise ValueError(f"expected an owner of block {index} in layout, got none")
     return plan
 
 

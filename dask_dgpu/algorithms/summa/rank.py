@@ -45,19 +45,6 @@ from dask_dgpu.kernels.gemm import factor_dtype
 from graph_opt.model.layout import Cuts, Span
 
 
-class Still:
-    """Nothing to carry: each rank owns all its pieces."""
-
-    def send(self, step: Step) -> None:
-        """Do nothing: no piece moves."""
-
-    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
-        """Do nothing: no piece moves."""
-
-    def close(self) -> None:
-        """Do nothing: no piece moves."""
-
-
 class Messages:
     """The two message buffers of a rank, for all steps; adds what it sends to ``sent``.
 
@@ -204,7 +191,7 @@ class Pulls:
         self.window.close().wait()
 
 
-Carrier = Still | Messages | Pulls
+Carrier = Messages | Pulls
 
 
 def carrier_of(
@@ -216,12 +203,11 @@ def carrier_of(
     sent: Sent,
 ) -> Carrier:
     """Return what carries pieces between ranks, the same on all; counts in ``sent``."""
-    if not any(step.moves for step in steps):
-        return Still()
     limits = plan, comm, device, steps, operands
     if plan.hosts:
         return HostMessages(*limits, sent)
-    return Pulls.open(*limits) or Messages(*limits, sent)
+    pulls = Pulls.open(*limits) if any(step.moves for step in steps) else None
+    return pulls or Messages(*limits, sent)
 
 
 def summa_rank(
