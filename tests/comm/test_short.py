@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.comm import short
+from dask_dgpu.comm import gloo
 from dask_dgpu.comm.common import Lifetime
-from dask_dgpu.comm.short import Link, Receive, connect
+from dask_dgpu.comm.gloo import Link, Receive, connect_links
 from dask_dgpu.errors import CommAbortedError, CommError
 from tests.comm.test_store import joined
 from tests.support.profiles import examples
@@ -171,7 +171,9 @@ def connected(size: int, host: str = "127.0.0.1") -> list[Mapping[int, Link]]:
     given: dict[str, Any] = {"host": host, "timeout": 5.0, "lifetime": Lifetime(), "size": size}
     stores = joined(size)
     with ThreadPoolExecutor(size) as pool:
-        found = [pool.submit(connect, stores[rank], rank=rank, **given) for rank in range(size)]
+        found = [
+            pool.submit(connect_links, stores[rank], rank=rank, **given) for rank in range(size)
+        ]
     return [each.result() for each in found]
 
 
@@ -199,8 +201,8 @@ def test_all_pairs(size: int, host: str) -> None:
 
 def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """One says nothing, one too little, one has another token."""
-    monkeypatch.setattr(short, "_HELLO_SECONDS", 0.1)
-    original, strangers = short._connect, []
+    monkeypatch.setattr(gloo, "_HELLO_SECONDS", 0.1)
+    original, strangers = gloo._connect, []
 
     def connect_after_strangers(to: str, rank: int, deadline: float) -> socket.socket:
         host, port, _ = to.split()
@@ -209,7 +211,7 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
             strangers[-1].sendall(hello)
         return original(to, rank, deadline)
 
-    monkeypatch.setattr(short, "_connect", connect_after_strangers)
+    monkeypatch.setattr(gloo, "_connect", connect_after_strangers)
     links = connected(3)
     assert all(len(each) == 2 for each in links)
     close(links)
@@ -222,7 +224,7 @@ def test_a_missing_rank_is_named() -> None:
     stores, lifetime = joined(2), Lifetime()
     stores[1].set("short/1", b"127.0.0.1 1 00")
     with pytest.raises(CommError, match=r"ranks \[1\] of 2 did not connect in time"):
-        connect(stores[0], rank=0, size=2, host="127.0.0.1", timeout=0.3, lifetime=lifetime)
+        connect_links(stores[0], rank=0, size=2, host="127.0.0.1", timeout=0.3, lifetime=lifetime)
 
 
 def test_a_rank_that_does_not_listen_is_named() -> None:
@@ -231,7 +233,7 @@ def test_a_rank_that_does_not_listen_is_named() -> None:
     stores = joined(2)
     stores[0].set("short/0", f"127.0.0.1 {port} 00".encode())
     with pytest.raises(CommError, match=r"rank 1 could not connect to 127\.0\.0\.1"):
-        connect(stores[1], rank=1, size=2, host="127.0.0.1", timeout=1.0, lifetime=Lifetime())
+        connect_links(stores[1], rank=1, size=2, host="127.0.0.1", timeout=1.0, lifetime=Lifetime())
 
 
 def test_an_abort_ends_connecting() -> None:
@@ -240,10 +242,12 @@ def test_an_abort_ends_connecting() -> None:
     threading.Timer(0.1, lifetime.abort, ["enough"]).start()
     began = time.monotonic()
     with pytest.raises(CommAbortedError, match="enough"):
-        connect(stores[0], rank=0, size=2, host="127.0.0.1", timeout=60.0, lifetime=lifetime)
+        connect_links(stores[0], rank=0, size=2, host="127.0.0.1", timeout=60.0, lifetime=lifetime)
     assert time.monotonic() - began < 10
 
 
 def test_an_address_of_another_host() -> None:
     with pytest.raises(CommError, match=r"expected an address of this host, got '192\.0\.2\.1'"):
-        connect(joined(2)[0], rank=0, size=2, host="192.0.2.1", timeout=1.0, lifetime=Lifetime())
+        connect_links(
+            joined(2)[0], rank=0, size=2, host="192.0.2.1", timeout=1.0, lifetime=Lifetime()
+        )
