@@ -22,6 +22,7 @@ from tests.cluster.observe import (
     settled,
     starting,
 )
+from tests.support.calls import Counting
 from tests.support.forked import METHOD, preload
 
 SETTINGS = {"when": "always", "on_error": "raise", "gang_timeout": "20s", "gang_grace": "5s"}
@@ -137,3 +138,17 @@ def tasks_run(client: Client) -> Iterator[Callable[[], int]]:
     client.run(count_tasks)
     yield lambda: sum(client.run(counted_tasks).values())
     client.run(count_tasks_no_more)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Count the graphs whose layers are created; the scheduler is in this process."""
+    from graph_opt.dask_graph.renaming import Canonical
+
+    counting = Counting(Canonical._opened)
+
+    def count(self: Canonical, text: bytes, **options: bool) -> Any:
+        return counting(self, text, **options)
+
+    monkeypatch.setattr(Canonical, "_opened", count)
+    return counting

@@ -17,8 +17,8 @@ from distributed import Client
 from distributed.security import Security
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.worker.links import FRAME_BYTES
 from tests.cluster.conftest import SETTINGS, forked_cluster, start_cluster
+from tests.cluster.faults import slow_blocks
 from tests.cluster.observe import (
     PLUGIN,
     eventually,
@@ -28,7 +28,6 @@ from tests.cluster.observe import (
     send_signal,
     transports,
 )
-from tests.cluster.test_safety import slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -80,7 +79,7 @@ def test_product_region_and_loss_of_a_worker(secured):
 
 def test_large_blocks(secured):
     """Messages above the size of a frame."""
-    wide = 3 * (FRAME_BYTES // 8 + 1)
+    wide = 3 * (2**24 // 8 + 1)
     x = da.arange(3.0 * wide, chunks=wide).reshape(3, wide).rechunk((3, wide // 3))
     wanted = 3 * da.arange(wide, chunks=wide // 3) + 3 * wide
     assert (x.sum(axis=0) == wanted).all().compute()

@@ -14,8 +14,17 @@ from distributed import futures_of, wait
 from distributed.diagnostics.progress import GroupTiming
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from tests.cluster.observe import PLUGIN, eventually, host, kept, launched_runs, left_over, running
-from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
+from tests.cluster.faults import restore_blocks, slow_blocks
+from tests.cluster.observe import (
+    PLUGIN,
+    eventually,
+    host,
+    kept,
+    launched_runs,
+    left_over,
+    running,
+    send_signal,
+)
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,6 @@ import pytest
 from distributed import wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.array.fft import long_axis
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     check,
@@ -53,18 +52,6 @@ def test_cubes(client, on_device):
     assert check(client, y, np.fft.rfftn(CUBE, s=(8, 12, 20), axes=(0, 1, 2), norm="ortho")) == 1
     back = da.fft.irfftn(da.fft.rfftn(x), s=CUBE.shape, axes=(0, 1, 2))
     assert check(client, back, CUBE) == 1
-
-
-@pytest.mark.parametrize("n", [2640, 2647])
-def test_one_axis(client, on_device, monkeypatch, n):
-    monkeypatch.setattr(long_axis, "SMALL", 0)
-    a = np.resize(A.ravel(), n)
-    x = on_device(a, (240,))
-    y = da.fft.fft(x)
-    assert y.numblocks == x.numblocks
-    assert check(client, y, np.fft.fft(a)) == 1
-    back = da.fft.irfft(da.fft.rfft(x.real), n=n)
-    assert check(client, back, a.real) == 1
 
 
 def test_before_a_product(client, x):
@@ -146,3 +133,16 @@ class TestLosses(Losses):
             seconds=1.0,
         ):
             np.testing.assert_allclose(result, A, rtol=1e-10)
+
+
+@pytest.mark.parametrize("n", [240_000, pytest.param(240_007, marks=pytest.mark.slow)])
+def test_an_axis_too_long_for_a_block(client, on_device, n):
+    part = RNG.random(n) + 1j * RNG.random(n)
+    a = np.concatenate([part * scale for scale in range(10)])
+    x = da.concatenate([on_device(part, -1) * scale for scale in range(10)]).persist()
+    y = da.fft.fft(x)
+    assert y.numblocks == x.numblocks
+    assert check(client, y, np.fft.fft(a)) == 1
+    back = da.fft.irfft(da.fft.rfft(x.real), n=10 * n)
+    assert back.numblocks[0] > 5
+    assert check(client, back, a.real) == 1

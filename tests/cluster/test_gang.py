@@ -12,7 +12,6 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime import plans as plans_module
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.observe import (
     counted,
@@ -234,21 +233,3 @@ def test_enabled_with_another_device(client, device, monkeypatch):
     with pytest.raises(dgpu.errors.DgpuError, match=message):
         dgpu.enable(client)
     assert dask.config.get("array_optimize").facts == facts
-
-
-def test_only_the_scheduler_plans(client, on_device):
-    """Twice at most: for blocks dealt out evenly, and for blocks where they are."""
-    shape = (71, 53)
-    x, y = (on_device(np.ones(each), 20).persist() for each in (shape, shape[::-1]))
-    wait([x, y])
-
-    def plans_made() -> int:
-        return plans_module._settled.cache_info().misses
-
-    before, of_workers = client.run_on_scheduler(plans_made), client.run(plans_made)
-    wait((x @ y).persist())
-    first = client.run_on_scheduler(plans_made)
-    assert 1 <= first - before <= 2
-    assert client.run(plans_made) == of_workers
-    wait((x @ y).persist())  # Dask has forgotten the first
-    assert client.run_on_scheduler(plans_made) == first

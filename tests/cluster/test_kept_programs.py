@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import randrange
 from typing import Any
 
 import dask
@@ -13,8 +12,8 @@ import pytest
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment import facts
 from tests.cluster.conftest import SETTINGS
+from tests.cluster.faults import slow_blocks
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
     PLUGIN,
@@ -25,7 +24,6 @@ from tests.cluster.observe import (
     send_signal,
     structures,
 )
-from tests.cluster.test_safety import slow_blocks
 
 pytestmark = pytest.mark.cluster
 
@@ -102,19 +100,6 @@ def test_what_workers_have_is_not_sent_again(client, cluster, in_memory):
         check(in_memory, range(7, 9))
     assert counted(client) == {"launches": {7}, "programs": {0}, "asked": {1}}
     client.run(watch_no_more)
-
-
-@pytest.mark.parametrize("device", ["cpu"], indirect=True)
-def test_structures_stay_known_when_free_memory_changes_a_little(client, in_memory, monkeypatch):
-    """Each ``enable`` reads the memory of the workers anew."""
-    counts, some = [], randrange(64, 127)
-    for seed, change in enumerate((0, 0, 7 << 20, -3000)):
-        free = (some << 26) + (1 << 25) + change
-        monkeypatch.setattr(facts, "memory_for_blocks", lambda free=free: free)
-        with dgpu.enable(client, **SETTINGS):
-            check(in_memory, [seed])
-        counts.append(structures(client))
-    assert counts[1] == counts[-1]
 
 
 def test_an_array_that_is_computed_again_has_the_same_tasks(client, in_memory, caplog):

@@ -66,14 +66,15 @@ def smooth(block: Any) -> Any:
 def sizes_of_process() -> dict[str, int]:
     """Runs on the event loop of a worker or the scheduler."""
     import asyncio
+    import ctypes
     import gc
+    import platform
 
     import psutil
 
-    from dask_dgpu.kernels.device.host import return_memory
-
     gc.collect()
-    return_memory()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()
     return {
         "memory": process.memory_info().rss,

@@ -12,7 +12,6 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.scheduler.epoch import KEPT_EPOCHS
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually, host, left_over, reports, transports
 
@@ -88,6 +87,6 @@ def test_communicators_of_subsets_are_closed(client: Client, on_device: Any) -> 
 
     def kept() -> bool:
         devices = [report["device"] for report in reports(client).values()]
-        return all(d["stores"] == d["epochs"] and len(d["epochs"]) <= KEPT_EPOCHS for d in devices)
+        return all(d["stores"] == d["epochs"] and len(d["epochs"]) <= 4 for d in devices)
 
     eventually(kept)

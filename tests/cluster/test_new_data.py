@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from distributed import Client, wait
 
+from tests.cluster.faults import slow_blocks
 from tests.cluster.losses import Losses
 from tests.cluster.observe import nothing_left
 from tests.cluster.test_kept_programs import (
@@ -22,7 +23,6 @@ from tests.cluster.test_kept_programs import (
     watch_launches,
     watch_no_more,
 )
-from tests.cluster.test_safety import slow_blocks
 
 pytestmark = [
     pytest.mark.cluster,

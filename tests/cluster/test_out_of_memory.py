@@ -20,8 +20,8 @@ from dask_dgpu.kernels import gemm
 from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.scheduler.run import Run
 from tests.cluster.conftest import SETTINGS
+from tests.cluster.faults import restore_blocks
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, nothing_left
-from tests.cluster.test_safety import restore_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

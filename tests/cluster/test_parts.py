@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,7 +14,6 @@ from distributed import Client, wait
 from scipy import ndimage
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner.present import present_on
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.losses import slow_programs
 from tests.cluster.observe import (
@@ -37,14 +35,11 @@ TALL = np.random.default_rng(4).integers(-9, 10, (2003, 50)).astype(float)
 
 def limit_of(client: Client, z: da.Array) -> int:
     """Return the most bytes with which a collective runs in parts, about."""
-    with dgpu.enable(client, **SETTINGS, memory_safety_margin=0, regions=False) as state:
-        optimizer, present = state.optimizer, present_on(state.optimizer.facts.scheduler, client)
     workers = len(client.scheduler_info(n_workers=-1)["workers"])
     for limit in range(1_600_000 // workers, 400_000 // workers, -10_000):
-        settings = replace(optimizer.settings, memory_limit=limit)
-        found = replace(optimizer, settings=settings).rewrite(z.dask, z.__dask_keys__(), present)
-        if [prediction.parts > 1 for _, prediction in found.regions] == [True]:
-            return limit
+        with limited(client, limit, regions=False):
+            if [each["parts"] > 1 for each in dgpu.explain(z).to_dict()["regions"]] == [True]:
+                return limit
     raise AssertionError("the product never runs in parts")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.fft
 
 import dask_dgpu as dgpu
-from dask_dgpu.array.fft import long_axis
 from tests.array.poisson.test_poisson import BOUNDARIES, laplacian
 from tests.cluster.losses import Losses
 from tests.cluster.observe import (
@@ -54,14 +54,6 @@ def test_cubes(client, on_device, boundary):
         assert gangs == 1
 
 
-def test_a_long_axis(client, on_device, monkeypatch):
-    monkeypatch.setattr(long_axis, "SMALL", 0)
-    f = np.resize(F.ravel(), 2639)
-    value, gangs = computed(client, dgpu.poisson(on_device(f, (240,)), boundary="zero"))
-    check(value, f, ("zero",))
-    assert gangs == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dctn", "idctn", "dstn", "idstn"])
 def test_transforms(client, on_device, name):
@@ -92,3 +84,15 @@ class TestLosses(Losses):
         self.slow(client, 1.0)
         future = client.compute(dgpu.poisson(x, boundary="zero"))
         check(self.result_after_loss(client, future), F, ("zero", "zero"))
+
+
+@pytest.mark.slow
+def test_an_axis_too_long_for_a_block(client, on_device):
+    part = RNG.random(240_000) - 0.3
+    f = np.concatenate([part * scale for scale in range(10)])
+    x = da.concatenate([on_device(part, -1) * scale for scale in range(10)]).persist()
+    u = dgpu.poisson(x, boundary="zero")
+    assert u.numblocks[0] > 5
+    value, gangs = computed(client, u)
+    check(value, f, ("zero",))
+    assert gangs == 1

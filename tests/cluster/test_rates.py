@@ -11,13 +11,16 @@ import pytest
 from distributed import Client, default_client
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.probe import PARTS
 from dask_dgpu.cost import ClusterConfig, CostModel
-from dask_dgpu.runtime.scheduler.messages import MEASUREMENT
-from dask_dgpu.runtime.tasks import PLUGIN
-from graph_opt.model.cost import FIGURES
 from tests.cluster.conftest import SETTINGS, start_cluster
-from tests.cluster.observe import eventually, host
+from tests.cluster.faults import die_while_measuring
+from tests.cluster.observe import PLUGIN, eventually, host
+
+FIGURES = {
+    *("bandwidth", "latency", "memory_bandwidth", "dask_bandwidth"),
+    *("task_seconds", "round_trip_seconds", "step_seconds"),
+}
+PARTS = ["memory", "exchange", "window", "float32", "float64", "complex64", "complex128"]
 
 
 @pytest.fixture
@@ -42,9 +45,9 @@ def test_a_cluster_is_measured_once(
     machine = config.machine
     windows = {"window_seconds"} if device == "cuda" else set()
     assert {*machine.measured} == {*FIGURES, "flops", "products"} | windows
-    assert asked == list(PARTS)
+    assert asked == PARTS
     assert ClusterConfig.detect(client) == config
-    assert asked == list(PARTS)
+    assert asked == PARTS
     x = on_device(np.ones((64, 64)), 32)
     shown = dgpu.explain(x @ x)
     assert shown.measured == machine.measured
@@ -78,7 +81,7 @@ def test_a_worker_that_is_lost_while_measuring() -> None:
         Client(cluster) as client,
         dgpu.enable(client, **SETTINGS),
     ):
-        client.run(_die_while_measuring, workers=[next(iter(client.scheduler_info()["workers"]))])
+        client.run(die_while_measuring, workers=[next(iter(client.scheduler_info()["workers"]))])
         config = ClusterConfig.detect(client)
         assert "dask_bandwidth" not in config.machine.measured
         client.wait_for_workers(3, timeout=60)
@@ -114,14 +117,6 @@ def test_one_worker_has_no_messages_to_measure() -> None:
         assert not measured & {"bandwidth", "dask_bandwidth", "latency"}
 
 
-def _die_while_measuring() -> None:
-    import os
-
-    from dask_dgpu.algorithms import probe
-
-    probe.PARTS["float32"] = lambda comm, device, hosts: os._exit(1)
-
-
 @pytest.mark.slow
 def test_a_client_closes_its_cluster_amid_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tasks are released first: workers would report that they are lost."""
@@ -133,7 +128,7 @@ def test_a_client_closes_its_cluster_amid_a_measurement(monkeypatch: pytest.Monk
         close(self, *args, **kwargs)
 
     def measuring(client: Any) -> list[Any]:
-        return [key for key in list(client.cluster.scheduler.tasks) if MEASUREMENT in str(key)]
+        return [key for key in list(client.cluster.scheduler.tasks) if "dgpu-measure" in str(key)]
 
     with dask.config.set({"dgpu.cost.measure": True}):
         client = dgpu.start(n_workers=2, threads_per_worker=1, dashboard_address=":0")

@@ -14,20 +14,15 @@ from dask.utils import parse_bytes
 from distributed import Client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.cluster import Cluster
-from dask_dgpu.batches.planning import advice
-from dask_dgpu.batches.sites import opened
 from tests.batches.test_arguments import EMPTY, FUNCTIONS, check_without_elements
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 from tests.support.reference.conv2d import conv2d_reference
 
 pytestmark = pytest.mark.cluster
-SLOW = pytest.mark.slow
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((300, 200)), RNG.random((200, 100))
-TALL, WIDE = RNG.random((6000, 40)), RNG.random((2000, 100))
 STACK = RNG.random((6, 40, 50))
 IMAGE, KERNELS = RNG.random((1, 2, 150, 120)), RNG.random((3, 2, 5, 5))
 
@@ -68,57 +63,6 @@ def test_other_elements_stay(client: Client) -> None:
         assert dgpu.plan("exp", A, where=mask).batches > 1
         dgpu.run("exp", A, where=mask, out=out)
     np.testing.assert_allclose(out, expected, rtol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int64", pytest.param("float16", marks=SLOW)])
-def test_parts_of_a_contraction_are_added_on_the_workers(
-    client: Client, earlier: set[Any], dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = (TALL if dtype == "float16" else 100 * TALL).astype(dtype)
-    fetched: list[Any] = []
-    fetch = Cluster.blocks
-
-    def fetching(self: Cluster, handle: Any, *room: Any) -> Any:
-        fetched.append(handle.shape)
-        return fetch(self, handle, *room)
-
-    monkeypatch.setattr(Cluster, "blocks", fetching)
-    with dgpu.enable(client, **SETTINGS, memory_limit="300 kiB", memory_safety_margin=0):
-        plan = dgpu.plan("einsum", "ij,ik->jk", x, x)
-        assert list(plan.cuts) == ["axis 0 of arrays[1]"]
-        found = dgpu.run("einsum", "ij,ik->jk", x, x)
-    times = plan.batches if dtype == "float16" else 1  # half precision is added in single
-    assert fetched == [found.shape] * times
-    assert plan.batches > 1
-    assert plan.host_bytes == 2 * x.nbytes + times * found.nbytes
-    wide = x.astype(float)
-    np.testing.assert_allclose(found, wide.T @ wide, rtol=2e-2 if dtype == "float16" else 1e-12)
-    eventually(lambda: no_operands(client, earlier))
-
-
-def test_an_operand_that_stays_is_loaded_between_batches(
-    client: Client, earlier: set[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So a worker holds one part of it."""
-    loads: list[tuple[int, ...]] = []
-    load = Cluster.load
-
-    def loaded(self: Cluster, part: Any, chunks: Any) -> Any:
-        loads.append(part.shape)
-        return load(self, part, chunks)
-
-    monkeypatch.setattr(Cluster, "load", loaded)
-    with dgpu.enable(client, **SETTINGS, memory_limit="700 kiB", memory_safety_margin=0):
-        plan = dgpu.plan("matmul", WIDE, WIDE.T)
-        found = dgpu.run("matmul", WIDE, WIDE.T)
-    assert [part.copies for part in plan.parts[:3]] == [2, 1, 2]
-    assert len(plan.cuts) == 2
-    np.testing.assert_allclose(found, WIDE @ WIDE.T, rtol=1e-12)
-    columns = plan.cuts["axis 1 of the result"]
-    right = sum(shape[0] == 100 for shape in loads)
-    assert right == -(-2000 // columns) > 1
-    assert len(loads) == plan.batches + right
-    eventually(lambda: no_operands(client, earlier))
 
 
 def test_a_transform_in_passes(client: Client, earlier: set[Any]) -> None:
@@ -181,30 +125,6 @@ def test_a_failing_function_leaves_nothing(client: Client, earlier: set[Any]) ->
     eventually(lambda: no_operands(client, earlier))
 
 
-def test_operands_of_functions_are_sent_some_blocks_at_a_time(
-    client: Client, earlier: set[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[int] = []
-    send_all = Cluster._send_all
-
-    async def counted(self: Cluster, shares: Any, module: Any) -> Any:
-        sent.append(max(sum(each.nbytes for each in some.values()) for some in shares.values()))
-        return await send_all(self, shares, module)
-
-    monkeypatch.setattr(Cluster, "_send_all", counted)
-    monkeypatch.setattr("dask_dgpu.batches.cluster.AT_A_TIME", 100 << 10)
-    monkeypatch.setattr("dask_dgpu.batches.block_size.LEAST", 10 << 10)
-    monkeypatch.setattr("dask_dgpu.batches.block_size.LARGEST", 20 << 10)
-    plan = dgpu.plan(lambda x: x - x.mean(), TALL)
-    assert plan.batches >= TALL.nbytes / (20 << 10)
-    assert not sent  # a plan sends nothing
-    found = dgpu.run(lambda x: x - x.mean(), TALL)
-    np.testing.assert_allclose(found, TALL - TALL.mean(), rtol=1e-12)
-    assert len(sent) > TALL.nbytes / len(client.scheduler_info()["workers"]) / (120 << 10)
-    assert max(sent) <= 120 << 10
-    eventually(lambda: no_operands(client, earlier))
-
-
 def test_a_function_that_runs_out_of_memory(
     client: Client, earlier: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,15 +172,3 @@ def test_advice_is_enough_beside_other_results(client: Client, setting: str) -> 
         assert dgpu.plan("fft", shape).feasible
     with dgpu.enable(client, **SETTINGS, **{setting: int(parse_bytes(advised) * 0.98)}):
         assert not dgpu.plan("fft", shape).feasible
-
-
-def test_advice_counts_no_blocks_of_calls_beside(client: Client) -> None:
-    with (
-        dgpu.enable(client, **SETTINGS, memory_limit="10 MiB", memory_safety_margin=0),
-        opened(client) as site,
-    ):
-        room = site.room / 2  # of two calls at a time
-        before = advice(site, "it", 20 << 20, room)
-        sent = site.load(TALL, ((3000, 3000), (40,)))
-        assert advice(site, "it", 20 << 20, room) == before
-        del sent

@@ -6,7 +6,6 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from functools import wraps
 from typing import Any
 
 import dask
@@ -17,8 +16,8 @@ from distributed import CancelledError, Client, wait
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import GangError
-from dask_dgpu.kernels import gemm
 from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.faults import restore_blocks, slow_blocks, spoil_blocks
 from tests.cluster.losses import killed_at_random
 from tests.cluster.observe import (
     PLUGIN,
@@ -52,31 +51,6 @@ def x(on_device):
 @pytest.fixture
 def y(on_device):
     return on_device(B, (60, 50))
-
-
-def slow_blocks(client: Client, seconds: float) -> None:
-    """Have every product of panels, and of stacks, take this long."""
-
-    def slowly(multiply: Any) -> Any:
-        @wraps(multiply)
-        def accumulate(out: Any, a: Any, b: Any) -> None:
-            time.sleep(seconds)
-            multiply(out, a, b)
-
-        return accumulate
-
-    def slow_down() -> None:
-        gemm.accumulate = slowly(gemm.accumulate)
-        gemm.accumulate_stack = slowly(gemm.accumulate_stack)
-
-    client.run(slow_down)
-
-
-def restore_blocks() -> None:
-    """Undo what a test did to the products in this worker."""
-    gemm.accumulate = getattr(gemm.accumulate, "__wrapped__", gemm.accumulate)
-    stack = gemm.accumulate_stack
-    gemm.accumulate_stack = getattr(stack, "__wrapped__", stack)
 
 
 def error_once_stopped(client: Client, worker: str, future: Any, seconds: float) -> GangError:
@@ -249,18 +223,11 @@ def test_kernel_raises(client, cluster, x, y, error):
     check(client, x @ y)
     worker = any_worker(client)
 
-    def spoil() -> None:
-        @wraps(gemm.accumulate)
-        def accumulate(out: Any, a: Any, b: Any) -> None:
-            raise error("no room for a panel")
-
-        gemm.accumulate = accumulate
-
     workers, text = [worker], "no room for a panel"
     if error is MemoryError:  # it has run again with less, perhaps without that rank
         workers = sorted(client.scheduler_info()["workers"])
         text = rf"ran out of memory twice: with .* planned on a rank, and with .*; .*{text}; set"
-    client.run(spoil, workers=workers)
+    client.run(spoil_blocks, error("no room for a panel"), workers=workers)
     with pytest.raises(error, match=text) as raised:
         client.compute((x @ y) + 1).result(timeout=60)
     assert any(each in note for note in raised.value.__notes__ for each in workers)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,27 +12,12 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 import dask_dgpu as dgpu
-from graph_opt.dask_graph.renaming import Canonical
-from graph_opt.dask_graph.sent import SentGraph
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import host
-from tests.support.calls import Counting
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
 RNG = np.random.default_rng(53)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
-    """Count the graphs whose layers are created; the scheduler is in this process."""
-    counting = Counting(Canonical._opened)
-
-    def count(self: Canonical, text: bytes, **options: bool) -> Any:
-        return counting(self, text, **options)
-
-    monkeypatch.setattr(Canonical, "_opened", count)
-    return counting
 
 
 def loop(x: da.Array, b: da.Array) -> tuple[da.Array, da.Array]:
@@ -99,12 +82,3 @@ def test_a_cluster_without_the_plugin_computes_the_same(client, on_device):
         np.testing.assert_array_equal(host(found), expected)
         product = (x @ x).rechunk((8, 2)) + 1
         np.testing.assert_allclose(host(bare.compute(product).result()), values @ values + 1)
-
-
-def test_tasks_that_read_a_sent_graph_get_its_futures(client, on_device):
-    x = on_device(RNG.random(16), 4).persist()
-    form = Canonical.of((x + 1).__dask_graph__(), [])
-    graph = pickle.loads(pickle.dumps(SentGraph(form)))
-    assert {future.key for future in graph.layers[x.name].mapping.values()} == {
-        (x.name, at) for at in range(4)
-    }

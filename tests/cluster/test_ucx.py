@@ -12,6 +12,7 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.faults import slow_blocks
 from tests.cluster.observe import (
     eventually,
     has_both_times,
@@ -21,7 +22,6 @@ from tests.cluster.observe import (
     send_signal,
     transports,
 )
-from tests.cluster.test_safety import slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -7,15 +7,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import dask.array as da
 import numpy as np
 import pytest
-from dask.core import flatten
 from distributed import Client, Event, secede, wait
 
-from dask_dgpu.planner.present import present_on
+from tests.cluster.faults import restore_blocks, slow_blocks
 from tests.cluster.losses import restore_programs, slow_programs
 from tests.cluster.observe import (
     PLUGIN,
@@ -25,8 +23,8 @@ from tests.cluster.observe import (
     left_over,
     nothing_left,
     running,
+    send_signal,
 )
-from tests.cluster.test_safety import restore_blocks, send_signal, slow_blocks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_stealing")]
 
@@ -86,24 +84,6 @@ def test_a_gang_waits_for_tasks_on_workers(client, x, tasks_run):
     np.testing.assert_allclose(host(z.compute()), 2 * A @ (2 * A), rtol=1e-12)
     del y, z
     nothing_left(client, x)
-
-
-def test_blocks_of_a_waiting_gang_have_the_places_that_they_will_have(client, x, m):
-    """So plans of what reads them do not depend on time, and predictions are right."""
-    present = present_on(client.scheduler_info()["id"], client)
-    gate = f"gate-{uuid4()}"
-    y = x.map_blocks(held_back, gate, meta=x._meta).persist(optimize_graph=False)
-    eventually(partial(client.run_on_scheduler, _all_processing, name=y.name))
-    z = (y + m.T).persist()
-    eventually(lambda: client.run_on_scheduler(waiting)[1] == 1)
-    keys = list(flatten(z.__dask_keys__()))
-    likely = present.places(keys)
-    Event(gate).set()
-    wait(z)
-    assert len(set(likely.values())) == len(client.nthreads())
-    assert likely == present.places(keys)
-    del y, z
-    nothing_left(client, x, m)
 
 
 def _all_processing(dask_scheduler: Any, name: str) -> bool:

@@ -15,7 +15,6 @@ from distributed import Client
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_dgpu as dgpu
-from graph_opt.dask_graph.emit import GANG, STAGE
 from tests.cluster.conftest import SETTINGS, start_cluster
 from tests.cluster.losses import restore_programs, slow_programs
 from tests.cluster.observe import (
@@ -26,6 +25,9 @@ from tests.cluster.observe import (
     send_signal,
     settled,
 )
+
+GANG, STAGE = "dgpu-gang", "dgpu-stage"
+"""Prefixes of the keys of a gang's tasks."""
 
 pytestmark = pytest.mark.cluster
 
