@@ -8,15 +8,8 @@ from pathlib import Path
 
 import dask.array as da
 import pytest
-from dask.array.core import Array
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.operations import OPERATIONS, RULES
-from dask_dgpu.planner.optimizer import GraphOptimizer
-from graph_opt.dask_graph.parse import parse
-from graph_opt.passes import find
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 ROW = re.compile(
@@ -55,30 +48,7 @@ def test_example(example: str, who: str) -> None:
     assert bool(explanation.regions) == (who == "gang"), str(explanation)
 
 
-def test_every_operation_has_an_example() -> None:
-    used = set()
-    for example, who in EXAMPLES:
-        array: Array = eval(example, NAMES)
-        found = find(parse(array.dask, array.__dask_keys__()), RULES)
-        used |= {(piece.operation, who) for piece in found.pieces}
-    # jacobi computes at once
-    assert {(name, "gang") for name in OPERATIONS.keys() - {"jacobi"}} == used
-
-
 def test_no_bullet_names_an_operation_that_the_table_does_not() -> None:
     """What is said beside the table cannot contradict it unnoticed."""
     (section,) = re.findall(r"^Not good for:\n(.*?)^What runs", README, re.M | re.S)
     assert not re.search(r"\bda\.|@", section)
-
-
-@pytest.mark.parametrize(
-    "moved",
-    [X.rechunk((8, 2)), da.map_overlap(abs, X, depth=1, boundary=0)],
-    ids=["rechunk", "overlap"],
-)
-def test_numpy_blocks_on_a_cluster_of_gpus(moved: Array) -> None:
-    settings = read({"when": "always", "on_error": "raise"})
-    optimizer = GraphOptimizer(settings, ClusterFacts(4, "cuda", 80 << 30, transport="nccl"))
-    rewriting = optimizer.rewrite(moved.dask, moved.__dask_keys__())
-    assert rewriting.pieces == ()
-    assert "blocks are on the host" in rewriting.declined[0].reason

@@ -1,0 +1,95 @@
+"""How many tests use what users use: the public API alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import dask_dgpu as dgpu
+
+ROOT = Path(__file__).parents[2]
+SHARE = 0.37
+"""Of all test functions, so many are in public files. It may only rise."""
+PROTOCOLS = ("dask_dgpu.comm.protocol",)
+"""Modules that users may implement or call, beside the public names of ``dask_dgpu``."""
+PUBLIC = {*dgpu.__all__, "max", "min", "sum", "__version__"}
+HELPERS: dict[str, set[str]] = {
+    "tests/batches/conftest.py": {
+        "dask_dgpu.batches.streamed",
+        "dask_dgpu.batches.whole",
+        "dask_dgpu.batches.held.BYTES_PER_TASK",
+    },
+    "tests/cluster/conftest.py": {"graph_opt.dask_graph.renaming.Canonical"},
+    "tests/cluster/faults.py": {"dask_dgpu.algorithms.probe", "dask_dgpu.kernels.gemm"},
+    "tests/support/forked.py": {"dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo"},
+}
+"""What helpers of public tests may import: to count tasks and opened graphs, to make kernels slow
+or fail, and for workers that fork. None calls what a test is about.
+"""
+
+
+def is_internal(name: str) -> bool:
+    package, _, rest = name.partition(".")
+    if package == "graph_opt":
+        return True
+    return (
+        package == "dask_dgpu"
+        and rest.split(".")[0] not in {*PUBLIC, ""}
+        and (not name.startswith(PROTOCOLS))
+    )
+
+
+@cache
+def imported(path: Path) -> set[str]:
+    """Return what a file imports anywhere, and the dotted names in its texts."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import():
+                names |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                names |= {f"{module}.{alias.name}" for alias in node.names}
+            case ast.Constant(value=str(text)) if re.fullmatch(r"\w+(\.\w+)+", text):
+                names.add(text)
+    return names
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a module of ``tests``, or of the module that has this name."""
+    path = ROOT / name.replace(".", "/")
+    places = path.with_suffix(".py"), path.parent.with_suffix(".py")
+    return next((place for place in places if place.exists()), None)
+
+
+@cache
+def internals(path: Path) -> frozenset[str]:
+    """Return the internal names that a file imports, itself or through other tests."""
+    found, seen, todo = set(), set(), [path]
+    while todo:
+        file = todo.pop()
+        seen.add(file)
+        names = imported(file)
+        allowed = HELPERS.get(str(file.relative_to(ROOT)), set())
+        found |= {name for name in names if is_internal(name)} - allowed
+        tests = (file_of(name) for name in names if name.startswith("tests."))
+        todo += [each for each in tests if each is not None and each not in seen]
+    return frozenset(found)
+
+
+def count(path: Path) -> int:
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return sum(isinstance(node, kinds) and node.name.startswith("test") for node in nodes)
+
+
+def test_share_of_public_tests() -> None:
+    files = {path: count(path) for path in (ROOT / "tests").rglob("test_*.py")}
+    public = sum(number for path, number in files.items() if not internals(path))
+    assert public / sum(files.values()) >= SHARE
+
+
+def test_helpers_import_what_they_may() -> None:
+    for path, allowed in HELPERS.items():
+        assert {name for name in imported(ROOT / path) if is_internal(name)} == allowed
