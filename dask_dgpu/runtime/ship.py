@@ -4,10 +4,7 @@ An array whose dtype and shape both ranks know travels as it is, from device to 
 waits for nothing. So do known parts of reductions, as one message of arrays. The receiver of any
 other block does not know its size, so this has a header of fixed size: the sizes of its large
 arrays, and the pickled block without these. They follow, from device to device. Only what has too
-long a header is pickled as a whole, and follows as one array::
-
-    bytes   4        4      8 each
-          | arrays | text | sizes of arrays | text |       a block without text follows pickled
+long a header is pickled as a whole, and follows as one array.
 """
 
 from __future__ import annotations
@@ -15,8 +12,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -36,9 +32,6 @@ Array = Any
 
 HEADER = 1024
 """Bytes of a header."""
-
-COUNTS = struct.Struct("<II")
-"""The number of arrays that follow, and the bytes of the pickled block, 0 if it follows too."""
 
 SMALL = 256
 """Bytes of an array that is left in the header."""
@@ -141,10 +134,15 @@ def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
 
 
 class Header(NamedTuple):
-    """The bytes of each array that follows, and the pickled block without them."""
+    """The bytes of each array that follows, and the pickled block without them, unless it does."""
 
     sizes: tuple[int, ...]
     text: bytes
+
+    @property
+    def pickled(self) -> bytes:
+        """The header as it travels, before it is filled up."""
+        return pickle.dumps(tuple(self))
 
 
 @dataclass(frozen=True)
@@ -233,17 +231,13 @@ def _ship_arrays(
             )
             for number, index in dict.fromkeys(place for place, _ in out)
         }
-    sends = [(target, arrays[place]) for place, target in out]
     device.join()  # the other lane sees them
     with device.transferring():
         for each in shipping.expected:
             place = each.value, each.index
             found[place], message = known[place].awaited(device)
             receives.append((each.source, message))
-        comm.exchange(
-            [(rank, array) for rank, array in sends if array.size],
-            [(rank, array) for rank, array in receives if array.size],
-        ).wait()
+        _exchange(comm, [(target, arrays[place]) for place, target in out], receives)
     device.join()  # before the sent arrays are freed
     return found
 
@@ -252,63 +246,53 @@ def _ship_any(
     shipping: Shipping, comm: Comm, device: Device, values: Mapping[int, Blocks]
 ) -> dict[Block, Any]:
     """Send and receive blocks with their headers, for which the host waits."""
-    out, expected = shipping.out, shipping.expected
-    targets, sources = [each.target for each in out], [each.source for each in expected]
+
+    def exchanged(
+        sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, int]]
+    ) -> list[Array]:
+        with device.transferring():
+            sent = [(rank, device.to_device(array)) for rank, array in sends]
+            received = [(rank, device.empty(size, "uint8")) for rank, size in receives]
+            _exchange(comm, sent, received)
+        device.synchronize()
+        return [array for _, array in received]
+
     device.synchronize()
-    packed = [_packed(values[each.value][each.index]) for each in out]
-    sent = [(rank, header) for rank, (header, _) in zip(targets, packed, strict=True)]
-    headers = _exchange(comm, device, sent, [(source, HEADER) for source in sources])
-    opened = [_opened(device.to_host(header)) for header in headers]
-    sent = [
-        (rank, array) for rank, (_, arrays) in zip(targets, packed, strict=True) for array in arrays
-    ]
-    sizes = [
-        (rank, size) for rank, header in zip(sources, opened, strict=True) for size in header.sizes
-    ]
-    arrays = iter(_exchange(comm, device, sent, sizes))
+    packed = [(each.target, *_packed(values[each.value][each.index])) for each in shipping.out]
+    sources = [each.source for each in shipping.expected]
+    headers = exchanged(
+        ((rank, header) for rank, header, _ in packed), ((rank, HEADER) for rank in sources)
+    )
+    opened = [Header(*pickle.loads(device.to_host(header).tobytes())) for header in headers]
+    arrays = iter(
+        exchanged(
+            ((rank, array) for rank, _, arrays in packed for array in arrays),
+            ((s, size) for s, header in zip(sources, opened, strict=True) for size in header.sizes),
+        )
+    )
     return {
         (each.value, each.index): _unpacked(header, arrays, device)
-        for each, header in zip(expected, opened, strict=True)
+        for each, header in zip(shipping.expected, opened, strict=True)
     }
 
 
 def _exchange(
-    comm: Comm, device: Device, sends: list[tuple[int, Array]], recvs: list[tuple[int, int]]
-) -> list[Array]:
-    """Send arrays to ranks; return the arrays, of given sizes, that ranks send to this one."""
-    if not sends and not recvs:  # small blocks travel within their headers
-        return []
-    with device.transferring():
-        sent = [(rank, device.to_device(array)) for rank, array in sends]
-        received = [(rank, device.empty(size, "uint8")) for rank, size in recvs]
-        comm.exchange(
-            [(rank, array) for rank, array in sent if array.size],
-            [(rank, array) for rank, array in received if array.size],
-        ).wait()
-    device.synchronize()
-    return [array for _, array in received]
+    comm: Comm, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]
+) -> None:
+    """Exchange all arrays with elements, if there are any: small blocks are in their headers."""
+    sends, receives = ([pair for pair in each if pair[1].size] for each in (sends, receives))
+    if sends or receives:
+        comm.exchange(sends, receives).wait()
 
 
 def _packed(block: Any) -> tuple[Array, list[Array]]:
     """Return the header of a block, and what follows it, both as bytes."""
     text, arrays = _Packer.split(block)
-    header = _header([array.size for array in arrays], text)
+    header = Header(tuple(array.size for array in arrays), text).pickled
     if len(header) > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = _header([arrays[0].size], b"")
+        header = Header((arrays[0].size,), b"").pickled
     return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), arrays
-
-
-def _header(sizes: Sequence[int], text: bytes) -> bytes:
-    count = len(sizes)
-    return COUNTS.pack(count, len(text)) + struct.pack(f"<{count}Q", *sizes) + text
-
-
-def _opened(header: Array) -> Header:
-    count, length = COUNTS.unpack_from(header)
-    start = COUNTS.size + 8 * count
-    sizes = struct.unpack_from(f"<{count}Q", header, COUNTS.size)
-    return Header(sizes, header[start : start + length].tobytes())
 
 
 def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
