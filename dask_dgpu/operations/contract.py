@@ -16,8 +16,16 @@ from dask_dgpu.algorithms.summa.choose import traffic, workspace
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.matmul import MATMUL, PartProduct
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, product_flops
-from dask_dgpu.operations.value import Blocks, Placed, Value
+from dask_dgpu.operations.operation import (
+    Blocks,
+    Cost,
+    Operation,
+    Placed,
+    Progress,
+    Request,
+    Value,
+    product_flops,
+)
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Layout, counted
 from graph_opt.model.subscripts import Subscripts

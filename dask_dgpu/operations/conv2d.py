@@ -17,8 +17,7 @@ from dask_dgpu.algorithms.conv2d.plan import (
 )
 from dask_dgpu.algorithms.conv2d.rank import conv2d_rank
 from dask_dgpu.algorithms.redistribute.plan import buffer_bytes
-from dask_dgpu.operations.operation import Cost, Operation, Request
-from dask_dgpu.operations.value import Value, place
+from dask_dgpu.operations.operation import Cost, Operation, Request, Value, place
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Cuts, Layout, counted, dtype_named
 from graph_opt.model.window import Convolution

@@ -20,8 +20,7 @@ from dask_dgpu.algorithms.pencil_fft.rank import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks, Value, place
+from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request, Value, place
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Chunks, Cuts, Index, Layout, counted, cuts_of
 

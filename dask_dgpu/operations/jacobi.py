@@ -8,9 +8,8 @@ from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, cost, peak, plan_jacobi
 from dask_dgpu.algorithms.jacobi.rank import Outcome, jacobi_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
+from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request
 from dask_dgpu.operations.stencil import describe, moved_bytes
-from dask_dgpu.operations.value import Blocks
 from graph_opt.model.cost import Machine
 
 

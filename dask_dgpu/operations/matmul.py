@@ -30,8 +30,16 @@ from dask_dgpu.algorithms.summa.wire import (
 )
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request, product_flops
-from dask_dgpu.operations.value import Blocks, Placed, facts_of
+from dask_dgpu.operations.operation import (
+    Blocks,
+    Cost,
+    Operation,
+    Placed,
+    Progress,
+    Request,
+    facts_of,
+    product_flops,
+)
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
 from graph_opt.pieces.matmul import RULE

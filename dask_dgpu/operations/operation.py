@@ -1,19 +1,208 @@
-"""The description of an operation: rule, plan, rank program and cost."""
+"""Values and nodes of a program, and what an operation is: rule, plan, rank program and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product as cartesian
+from math import prod
 from typing import Any
 
-from dask_dgpu.operations.value import Blocks, Placed, Value
+import numpy as np
+
+from dask_dgpu.algorithms.redistribute.plan import settled
+from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Layout, dtype_named
+from graph_opt.model.layout import (
+    NUMPY,
+    ArrayNode,
+    Blocked,
+    Cuts,
+    Index,
+    Layout,
+    Lengths,
+    common_lengths,
+    cuts_of,
+    dealt,
+    dtype_named,
+    spread,
+)
 
+Array = Any
+Blocks = dict[Index, Array]
+Facts = dict[Any, Any]
+"""What operations have found out about a block; its keys are their own."""
 Plan = Any
 Progress = Callable[[int, int], None]
 """Called with the number of finished steps and of all."""
+Need = tuple[int, Index]
+"""An input of a step, and the index of one of its blocks."""
+
+MOST_PRODUCTS = 1 << 28
+"""Blocks are dealt out in order if finding out who has most of each takes more."""
+
+
+@dataclass(frozen=True)
+class Value(Blocked):
+    """An array in blocks, as the graph declares it.
+
+    ``blocks`` are the existing blocks in row-major order, ``None`` for all, and ``container`` is
+    their type; collectives compute on copies in the device's memory if that is another.
+    """
+
+    cuts: tuple[Cuts, ...]
+    dtype: str
+    blocks: tuple[Index, ...] | None = None
+    container: str = NUMPY
+
+    def indices(self) -> Sequence[Index]:
+        """Return the existing blocks, in row-major order."""
+        if self.blocks is not None:
+            return self.blocks
+        return list(cartesian(*map(range, self.grid)))
+
+    @cached_property
+    def _itemsize(self) -> int:
+        return dtype_named(self.dtype).itemsize
+
+    def nbytes(self, index: Index) -> int:
+        """Return the bytes of a block."""
+        if index not in self._sizes:
+            self._sizes[index] = prod(self.block_shape(index)) * self._itemsize
+        return self._sizes[index]
+
+    @cached_property
+    def _sizes(self) -> dict[Index, int]:
+        """Cache of :meth:`nbytes`."""
+        return {}
+
+    def placed(self, owners: Sequence[int]) -> Placed:
+        """Return the value with the rank of each existing block."""
+        if self.blocks is not None:
+            holders = dict(zip(self.blocks, owners, strict=True))
+            owners = [holders.get(index, -1) for index in cartesian(*map(range, self.grid))]
+        return Placed(Layout(self.cuts, tuple(owners)), self.dtype)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value whose blocks have ranks.
+
+    It is ``spent`` if the program itself has created it and no later step reads it: the planned
+    step may free its blocks early.
+    """
+
+    layout: Layout
+    dtype: str
+    spent: bool = False
+
+    def owners(self) -> Iterator[tuple[Index, int]]:
+        """Yield each existing block and its rank."""
+        for index, owner in zip(self.layout.indices(), self.layout.owners, strict=True):
+            if owner >= 0:
+                yield index, owner
+
+    def transposed(self, axes: tuple[int, ...]) -> Placed:
+        """Return the transpose; its blocks stay on their ranks."""
+        return Placed(self.layout.transposed(axes), self.dtype, self.spent)
+
+
+class Given(Blocks):
+    """Blocks of an input of a collective, and the facts about each, which live as long as it."""
+
+    def __init__(self, blocks: Iterable[tuple[Index, Array]], facts: Mapping[Index, Facts]) -> None:
+        super().__init__(blocks)
+        self.facts = facts
+
+
+def facts_of(blocks: Blocks, index: Index) -> Facts:
+    """Return the facts about a block; an operation may add to them."""
+    return blocks.facts[index] if isinstance(blocks, Given) else {}
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """A whole block that one rank sends to another."""
+
+    value: int
+    index: Index
+    source: int
+    target: int
+
+
+def shipped_to(
+    shipments: Iterable[Shipment], values: Sequence[Value], size: int
+) -> tuple[int, ...]:
+    """Return the bytes that each rank receives; shipments have numbers of values."""
+    total = [0] * size
+    for each in shipments:
+        total[each.target] += values[each.value].nbytes(each.index)
+    return tuple(total)
+
+
+def place(source: Layout, result: Value, size: int) -> Layout:
+    """Give every rank about its share of a result, most of it from its own blocks.
+
+    No rank has more elements than the fullest would if contiguous blocks were dealt out evenly, or
+    little more if block sizes differ much. Blocks choose in the order of their largest part on one
+    rank. Each takes the rank with most of it that still has room; among equals the one that it
+    would be dealt to.
+    """
+    wanted = list(result.indices())
+    sizes = [prod(result.block_shape(index)) for index in wanted]
+    owners: Sequence[int] = dealt(len(wanted), size, sizes)
+    if _products(source, result) * size <= MOST_PRODUCTS:
+        owners = settled(_held(source, result, wanted, size), sizes, owners)
+    return result.placed(owners).layout
+
+
+def _products(source: Layout, result: Value) -> int:
+    """Multiplications for the elements of every result block that one rank has."""
+    grid, total = list(source.grid), 0
+    for axis, blocks in enumerate(result.grid):
+        total += prod(grid) * blocks
+        grid[axis] = blocks
+    return total
+
+
+def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Lengths:
+    """Return the elements of each wanted block that each rank has, (blocks, ranks)."""
+    owners = np.array(source.owners, np.int64).reshape(source.grid)
+    common = [common_lengths(*cuts).T for cuts in zip(source.cuts, result.cuts, strict=True)]
+    held = np.empty((len(wanted), size))
+    grid = result.grid
+    places = [int(np.ravel_multi_index(index, grid)) for index in wanted]
+    for rank in range(size):
+        held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
+    return held
+
+
+@dataclass(frozen=True)
+class Node:
+    """What computes one value of a program from others, which have numbers.
+
+    An ``operation`` is one of :data:`dask_dgpu.operations.OPERATIONS`, with ``task`` as its other
+    parameters; its plan places the blocks of the ``value``. Without one, functions of Dask's own
+    compute each block from whole blocks of others: its ``needs``. With ``once`` each block is
+    computed on one rank only. Tasks of equal nodes are ``spelled`` alike: 0.0 is not -0.0.
+    """
+
+    operation: str | None
+    reads: tuple[int, ...]
+    value: Value
+    task: Any = None
+    needs: tuple[tuple[Need, ...], ...] = ()
+    once: bool = False
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.task))
+
+    def blocks(self) -> dict[Index, tuple[Need, ...]]:
+        """Return the blocks that functions compute each block from."""
+        return dict(zip(self.value.indices(), self.needs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -91,3 +280,59 @@ class Operation:
     finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None
     buffers: Callable[[Plan], int] | None = None
+
+
+def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:
+    """Return an array as a value of a program, with all of its blocks or some."""
+    some = None if len(blocks) == node.blocks else blocks
+    cuts = tuple(cuts_of(sizes) for sizes in node.chunks)
+    return Value(cuts, node.dtype, some, node.container)
+
+
+def container_of(block: Any) -> str:
+    """Return the package and the name of a block's class, as graphs declare it."""
+    return f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+
+
+def unboxed(block: Array) -> Array:
+    """Return a block without axes as NumPy's functions do: a scalar, not an array."""
+    return block[()] if type(block) is np.ndarray and not block.ndim else block
+
+
+def conforming(
+    block: Array, name: str, dtype: str, shape: tuple[int, ...], container: str
+) -> Array:
+    """Return a block of array ``name`` as the graph declares it, or raise.
+
+    An empty block may have any shape and dtype: those of Dask's ``min`` and ``max`` differ from
+    the declaration.
+    """
+    kind = container_of(block)
+    if kind != container:
+        arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
+        masked = isinstance(block, np.ma.MaskedArray)
+        found = "a masked array" if masked else kind
+        refusal = UndeclaredTypeError(
+            f"a block of {name} is declared as {container} but is {found}"
+        )
+        if masked or container != NUMPY or not arraylike:
+            raise refusal
+        try:
+            block = np.asarray(block)
+        except TypeError:  # CuPy's do not leave their device unasked
+            raise refusal from None
+    if block.size == 0 and 0 in shape:
+        alike = block.shape == shape and block.dtype == dtype
+        return block if alike else np.empty(shape, dtype_named(dtype), like=block)
+    if block.shape != shape:
+        raise UndeclaredShapeError(
+            f"a block of {name} is declared with shape {shape} but has {block.shape}"
+        )
+    if block.dtype != dtype:
+        try:
+            return block.astype(dtype_named(dtype), casting="same_kind")
+        except TypeError:
+            raise UndeclaredTypeError(
+                f"a block of {name} is declared as {dtype} but is {block.dtype}"
+            ) from None
+    return block

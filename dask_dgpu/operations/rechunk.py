@@ -21,8 +21,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks, place
+from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request, place
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted
 from graph_opt.pieces.rechunk import RULE

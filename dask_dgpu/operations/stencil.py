@@ -11,8 +11,7 @@ from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak
 from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Cost, Operation, Progress, Request
-from dask_dgpu.operations.value import Blocks
+from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from dask_dgpu.operations.value import Node, Value
+from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.layout import NUMPY, Index
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dask_dgpu.operations.value import Node, value_of
+from dask_dgpu.operations.operation import Node, value_of
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
 from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.model.blockwork import Blockwork

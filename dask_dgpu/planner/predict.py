@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import Cost
-from dask_dgpu.operations.value import Value
+from dask_dgpu.operations.operation import Value
 from dask_dgpu.planner.host import host_bytes
 from dask_dgpu.planner.plain import block_memory, block_seconds, in_memory, plain_region
 from dask_dgpu.planner.stages import Places

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.fused.typed import typed
-from dask_dgpu.operations.value import Shipment, Value
+from dask_dgpu.operations.operation import Shipment, Value
 from dask_dgpu.runtime.calls import last_function, of_one_block
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import mean_agg, mean_combine, moment_agg

@@ -20,7 +20,7 @@ from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
-from dask_dgpu.operations.value import Blocks, Facts, Given, conforming, container_of, unboxed
+from dask_dgpu.operations.operation import Blocks, Facts, Given, conforming, container_of, unboxed
 from dask_dgpu.runtime.calls import Spare, arguments_of, is_alone
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import (

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
-from dask_dgpu.operations.value import unboxed
+from dask_dgpu.operations.operation import unboxed
 from dask_dgpu.runtime.calls import Chain, Spare
 from graph_opt.dask_graph.clusters import Fusion
 from graph_opt.dask_graph.internals import getitem

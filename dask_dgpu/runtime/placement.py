@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dask_dgpu.operations.value import Need, Placed, Shipment, Value
+from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
 from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[int, Index]

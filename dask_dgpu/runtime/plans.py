@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 
 from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
-from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.value import Node, Placed, Shipment, shipped_to
+from dask_dgpu.operations.operation import Node, Placed, Request, Shipment, shipped_to
 from dask_dgpu.runtime.placement import Making, Placement
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.temporaries import Beside

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Blocks, Value
+from dask_dgpu.operations.operation import Blocks, Value
 from dask_dgpu.runtime.calls import Together, has_copies, overwritten, together
 from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.placement import Block

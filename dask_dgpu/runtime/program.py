@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.operations.value import Node, Value
+from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.calls import bound
 from dask_dgpu.runtime.placement import Block
 from graph_opt.dask_graph.internals import GraphNode

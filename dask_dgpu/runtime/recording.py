@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Node
+from dask_dgpu.operations.operation import Node
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
 from graph_opt.model.cost import Machine

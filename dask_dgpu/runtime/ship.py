@@ -24,7 +24,7 @@ from dask_dgpu.errors import UndeclaredTypeError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
-from dask_dgpu.operations.value import Blocks, Shipment, conforming, container_of
+from dask_dgpu.operations.operation import Blocks, Shipment, conforming, container_of
 from dask_dgpu.runtime.placement import Block
 from graph_opt.model.layout import CUPY, NUMPY
 

@@ -23,7 +23,7 @@ from dask_dgpu.errors import DgpuError, UndeclaredError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.device.memory import lacks_memory
-from dask_dgpu.operations.value import Blocks, conforming
+from dask_dgpu.operations.operation import Blocks, conforming
 from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask_dgpu.kernels.device import Device, Mark
 
 if TYPE_CHECKING:
-    from dask_dgpu.operations.value import Blocks
+    from dask_dgpu.operations.operation import Blocks
     from dask_dgpu.runtime.prepared import Step
 
 TRACKS = 2

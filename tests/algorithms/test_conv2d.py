@@ -27,8 +27,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import conv
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.conv2d import CONV2D
-from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.operation import Placed, Request, Value
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Cuts, Index, Layout, cuts_of, dealt
 from graph_opt.model.window import Convolution, Sliding, Window

@@ -9,7 +9,7 @@ import pytest
 
 from dask_dgpu.kernels.fft import factors
 from dask_dgpu.kernels.sums.partial import partial_sum
-from dask_dgpu.operations.value import conforming
+from dask_dgpu.operations.operation import conforming
 from graph_opt.model.layout import dtype_named
 
 

@@ -13,8 +13,7 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations import contract
-from dask_dgpu.operations.operation import Request
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.operation import Placed, Request, Value
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts

@@ -13,8 +13,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.contract import CONTRACT
 from dask_dgpu.operations.matmul import MATMUL
-from dask_dgpu.operations.operation import Operation, Request
-from dask_dgpu.operations.value import Placed, Value
+from dask_dgpu.operations.operation import Operation, Placed, Request, Value
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.operations import value as value_module
-from dask_dgpu.operations.value import Value, place
+from dask_dgpu.operations import operation
+from dask_dgpu.operations.operation import Value, place
 from graph_opt.model.layout import Cuts, Layout, cuts_of, dealt
 
 
@@ -77,7 +77,7 @@ def test_empty_blocks_are_spread_too(size: int) -> None:
 
 
 def test_large_grids_are_dealt_out_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(value_module, "MOST_PRODUCTS", 0)
+    monkeypatch.setattr(operation, "MOST_PRODUCTS", 0)
     source = Layout((cuts_of((2,) * 4),), (1, 1, 0, 0))
     value = Value((cuts_of((4, 4)),), "float64")
     assert place(source, value, 2).owners == (0, 1)

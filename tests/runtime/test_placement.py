@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.operations.value import Shipment, Value
+from dask_dgpu.operations.operation import Shipment, Value
 from dask_dgpu.runtime.placement import PARCEL, SMALL, Placement
 from graph_opt.model.layout import Layout
 

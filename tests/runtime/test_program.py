@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Node, Value
+from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.calls import Chain, bound
 from dask_dgpu.runtime.plans import costs_of, plans
 from dask_dgpu.runtime.program import Blockworks, Launch, Program

@@ -12,7 +12,7 @@ import pytest
 import dask_dgpu.runtime.recording as recording
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.value import Node, Value
+from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import DASK, GANG, Recording, word_of, words_of

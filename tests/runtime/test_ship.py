@@ -14,7 +14,7 @@ from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
-from dask_dgpu.operations.value import Shipment
+from dask_dgpu.operations.operation import Shipment
 from dask_dgpu.runtime.declared import returns_array
 from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship
 from graph_opt.model.layout import NUMPY

@@ -26,7 +26,7 @@ from dask_dgpu.errors import CommAbortedError, DgpuError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
-from dask_dgpu.operations.value import Blocks, Facts
+from dask_dgpu.operations.operation import Blocks, Facts
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.package import Package

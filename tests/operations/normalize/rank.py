@@ -8,8 +8,7 @@ import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Progress
-from dask_dgpu.operations.value import Blocks
+from dask_dgpu.operations.operation import Blocks, Progress
 from graph_opt.model.layout import Layout
 
 
