@@ -212,14 +212,15 @@ def fresh(n: int | tuple[int, ...], chunk: int | tuple[int, ...], dtype: str) ->
 def fresh_complex(shape: tuple[int, ...], rows: int, dtype: str) -> da.Array:
     """Return an array like that of :func:`fresh`, of complex numbers around 0, in slabs of rows."""
     # real and imaginary parts lie side by side: nothing is copied to join them
-    parts, slab = (*shape[:-1], 2 * shape[-1]), (rows, *shape[1:-1], 2 * shape[-1])
+    slab = (rows, *shape[1:])
+    parts, slab_parts = ((*each[:-1], 2 * each[-1]) for each in (shape, slab))
     real = np.empty(0, dtype).real.dtype
-    numbers = da.random.default_rng(next(_seeds)).random(parts, chunks=slab, dtype=real)
+    numbers = da.random.default_rng(next(_seeds)).random(parts, chunks=slab_parts, dtype=real)
     array = numbers.map_blocks(
         _joined,
         dtype,
         dtype=dtype,
-        chunks=da.core.normalize_chunks((rows, *shape[1:]), shape),
+        chunks=da.core.normalize_chunks(slab, shape),
         meta=numbers._meta.astype(dtype),
     )
     return finished(array.persist())

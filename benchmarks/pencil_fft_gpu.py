@@ -33,8 +33,9 @@ class Case:
 
     Parameters
     ----------
-    what : {"fft2", "fftn", "rechunk"}
-        A transform along all axes, or slabs of rows made slabs of columns.
+    what : {"fft", "fft2", "fftn", "rechunk"}
+        A transform along all axes, or slabs of rows made slabs of columns. Plain Dask has none
+        along one axis in chunks.
     shape : tuple of int
         Length of each axis, all the same.
     rows : int
@@ -92,6 +93,8 @@ class Bench(GpuBench):
                 with report.guard(f"{case.prefix}host copies", **case.facts):
                     self.host_copies(case.prefix, case.make, case.gang, **case.facts)
         for case in cases if given.plain_repetitions else []:
+            if case.what == "fft":
+                continue
             with report.guard(f"{case.prefix}end to end, dask", **case.facts):
                 self.plain(case.prefix, case.make, case.plain, **case.facts)
 
@@ -100,9 +103,10 @@ class Bench(GpuBench):
         given, slabs = self.given, SLABS_A_RANK * len(self.workers())
         shapes = [(what, (n, n)) for n in given.n for what in ("fft2", "rechunk")]
         cubes = [("fftn", (n, n, n)) for n in given.cubes]
+        lines = [("fft", (n,)) for n in given.lines]
         return [
             Case(what, shape, slab_rows(shape, slabs), given.dtype)
-            for what, shape in [*shapes, *cubes]
+            for what, shape in [*shapes, *cubes, *lines]
         ]
 
     def end_to_end(self, case: Case) -> None:
@@ -121,6 +125,11 @@ class Bench(GpuBench):
 
     def correctness(self, case: Case) -> None:
         """Compare with what is known: the transform of an outer product is one too."""
+        if case.what == "fft":
+            self.report.add(
+                f"{case.prefix}correctness", **case.facts, error_inverse=self.inverse(case)
+            )
+            return
         rng = np.random.default_rng(0)
         factors = [
             (rng.random(n) + 1j * rng.random(n) - (0.5 + 0.5j)).astype(case.dtype)
@@ -137,12 +146,16 @@ class Bench(GpuBench):
         spectra = [np.fft.fft(factor.astype("complex128")) for factor in factors]
         error = difference(y, outer(spectra, y.chunks, case.dtype, device))
         del x, y
-        (x,) = case.make()
-        back = self.computed(getattr(da.fft, f"i{case.what}"), self.computed(case.gang, x))
-        inverse = difference(back, x)
+        inverse = self.inverse(case)
         self.report.add(
             f"{case.prefix}correctness", **case.facts, error_relative=error, error_inverse=inverse
         )
+
+    def inverse(self, case: Case) -> float:
+        """Return the error of the inverse of a transform of fresh numbers."""
+        (x,) = case.make()
+        back = self.computed(getattr(da.fft, f"i{case.what}"), self.computed(case.gang, x))
+        return difference(back, x)
 
 
 def most_sent(client: Client, x: da.Array, y: da.Array) -> int:
@@ -172,6 +185,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--n", type=int, nargs="*", default=[32768, 65536], help="sides of squares")
     parser.add_argument("--cubes", type=int, nargs="*", default=[1024], help="sides of cubes")
+    parser.add_argument("--lines", type=int, nargs="*", default=[2**29], help="lengths of lines")
     parser.add_argument("--dtype", choices=("complex64", "complex128"), default="complex64")
     run(Bench, "pencil_fft", parser.parse_args())
 
