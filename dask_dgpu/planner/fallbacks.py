@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
+from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.planner.rewriting import Rewriting
+    from dask_dgpu.planner.optimizer import Rewriting
 
 logger = logging.getLogger(__name__)
 

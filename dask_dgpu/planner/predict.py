@@ -1,30 +1,44 @@
-"""Predictions of the cost of a region, and the memory that a gang may use."""
+"""What a region costs in a gang and in plain Dask, and the memory that a gang may use.
+
+Plain Dask runs layers one after another. The scheduler handles each task, the busiest worker sets
+the time of transfers and of work, and each task that depends on another worker's adds a round trip.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
 from math import ceil
 from operator import add
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.utils import format_bytes
+
 from dask_dgpu.environment.facts import ClusterFacts, rounded
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations import Cost
-from dask_dgpu.operations.operation import Value
-from dask_dgpu.planner.host import host_bytes
-from dask_dgpu.planner.plain import block_memory, block_seconds, in_memory, plain_region
-from dask_dgpu.planner.stages import Places
+from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
 from dask_dgpu.runtime.program import Launch, Limits, Program
-from graph_opt.dask_graph.parse import ArrayGraph
-from graph_opt.model.cost import gang_seconds
-from graph_opt.model.layout import CUPY, dealt, label
+from graph_opt.dask_graph.gathering import in_order
+from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
+from graph_opt.dask_graph.layers import PieceLayer, name_of
+from graph_opt.dask_graph.members import fuse, is_block
+from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
+from graph_opt.dask_graph.work import array, block_nbytes, memory_beside, task_seconds
+from graph_opt.model.blockwork import Blockwork
+from graph_opt.model.cost import Machine, gang_seconds
+from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt, label
 from graph_opt.model.parts import extent, nbytes
-from graph_opt.model.piece import Region
+from graph_opt.model.piece import Piece, Region
+from graph_opt.passes import insert
 
 RECORDED_FRACTION = 1 / 8
 """Most of the usable memory for recordings, which plans do not count: the margin has it."""
@@ -36,6 +50,26 @@ MEMORIES = range(1 << 62)
 """Bytes that a device may have."""
 
 Key = Any
+Places = Mapping[Key, int]
+"""The numbers of the workers with blocks that are known to exist."""
+
+Read = tuple[int, Iterable[Index]]
+"""Some blocks of a value."""
+
+NO_MEETING = "no blocks meet"
+"""Why work on blocks with the same index is left to Dask."""
+
+ONE_PROCESS = "blocks of one process need no gang"
+"""Why Dask's own layers are left to it without a cluster: its threads are as quick."""
+
+SLOWER = "a gang would be slower"
+"""Why work is left to Dask if the tasks of a gang alone take too long."""
+
+USERS = "functions of users take unknown time"
+"""Why work with such functions is left to Dask: it gives them to workers that are free."""
+
+LEAST_GAIN = 0.85
+"""Run a gang if it takes less than this fraction of plain Dask's time: predictions err."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +133,88 @@ class Prediction(Cost):
     def device_seconds(self) -> float:
         """The seconds without copies, to compare with plain Dask, predicted without them too."""
         return self.seconds - self.host_seconds
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Work without a gang because it does not fit: as predicted, and the bytes that may be used.
+
+    These are beside so many bytes of ``others``, on the worker with the most.
+    If some ``part`` of it needs less than the whole, the prediction is that of the smallest. If
+    Dask ``streams`` its blocks, the prediction is that of the tasks at work.
+    """
+
+    prediction: Prediction
+    room: float
+    others: int
+    part: bool
+    streams: bool = False
+
+    @property
+    def peak_bytes(self) -> int:
+        """The bytes that it needs on a rank."""
+        return self.prediction.peak_bytes
+
+    @property
+    def reason(self) -> str:
+        """Why there is no gang."""
+        needs = "its smallest part needs" if self.part else "it needs"
+        there = format_bytes(int(self.room))
+        if self.streams:
+            needs = "the blocks at work need"
+        return f"{needs} {format_bytes(self.peak_bytes)} on a rank and {there} may be used"
+
+
+@dataclass(frozen=True)
+class Gang:
+    """What computes a region: one gang, or one after another for its parts.
+
+    ``launches`` has the region, or its parts in order, with their programs. ``room`` are the bytes
+    of a device that the gang, or the part that needs most, may use beside those of ``others``,
+    ``None`` for no limit. If it does not fit, ``least`` is the part of the smallest cut that needs
+    most, ``None`` if the whole needs less.
+    """
+
+    region: Region
+    prediction: Prediction
+    launches: tuple[tuple[Region, Launch], ...]
+    room: float | None
+    others: int
+    least: Gang | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the devices have the memory."""
+        return self.room is None or self.prediction.peak_bytes <= self.room
+
+    @property
+    def gain(self) -> float:
+        """Seconds that it is predicted to save."""
+        return self.prediction.dask_seconds - self.prediction.device_seconds
+
+    @property
+    def lack(self) -> Lack | None:
+        """What it lacks if it does not fit."""
+        found = self.least or self
+        if found.room is None or self.fits:
+            return None
+        return Lack(found.prediction, found.room, found.others, found is not self)
+
+    def beats(self, others: Sequence[Gang]) -> bool:
+        """Whether it fits and saves at least as much as some gangs, if there are any."""
+        return bool(others) and self.fits and self.gain >= sum(each.gain for each in others)
+
+    def refusal(self, when: str) -> str | None:
+        """Return the reason against it, if there is one: its memory or, by ``when``, its cost."""
+        if self.lack is not None:
+            return self.lack.reason
+        found = self.prediction
+        ours, plain = found.device_seconds, found.dask_seconds
+        if when == "always" or self.region.forced or ours < LEAST_GAIN * plain:
+            return None
+        if ours < plain:
+            return f"a gang is predicted to gain too little ({ours:.3g} s against {plain:.3g} s)"
+        return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
 
 
 def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
@@ -182,14 +298,20 @@ def predict(
     seconds = sum(step.seconds for step in steps)
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(steps), at_once=at_once)
-    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places, seconds_of)
-    works = (work for work in region.works if seconds_of.get(work.output.name))  # no views
-    numbers = {name: number for number, name in enumerate(names)}
-    beside = block_memory(region, works, arrays).items()
+    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
+    numbers, given = {name: number for number, name in enumerate(names)}, _given(region)
+    works = [work.output.name for work in region.works if not work.works]
+    beside = {
+        numbers[name]: memory_beside(arrays, name, given) for name in works if seconds_of[name]
+    }
     peak = shares.peak(
         {number: cost.peak_bytes for number, cost in costs.items()},
-        {numbers[name]: each for name, each in beside},
-        {numbers[name] for name in _lasting(region, arrays)},
+        beside,
+        {
+            numbers[node.name]
+            for node, _ in region.inputs
+            if in_memory(arrays.layers.get(node.name))
+        },
         facts.threads,
     )
     shape = _largest(region)
@@ -212,12 +334,6 @@ def predict(
         shape=shape,
         rows=max(shape[:1], default=1),
     )
-
-
-def _lasting(region: Region, arrays: ArrayGraph) -> set[str]:
-    """Return the inputs in memory, which their owner holds whatever a gang frees."""
-    names = (node.name for node, _ in region.inputs)
-    return {name for name in names if in_memory(arrays.layers.get(name))}
 
 
 def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
@@ -259,3 +375,277 @@ def _owners(name: str, value: Value, ranks: int, places: Places) -> Sequence[int
     """Return the ranks of an input's blocks; even shares unless all their places are known."""
     known = [places.get((name, *index), ranks) for index in value.indices()]
     return known if max(known, default=ranks) < ranks else dealt(len(known), ranks)
+
+
+def host_bytes(program: Program) -> int:
+    """Return the bytes of blocks that all ranks, on GPUs, copy to them and back."""
+    return sum(
+        program.values[number].nbytes(index)
+        for number, blocks in _copied(program)
+        for index in blocks
+    )
+
+
+def _copied(program: Program) -> Iterator[Read]:
+    """Yield what a program copies between host and device.
+
+    Collectives compute on the device, and functions that return NumPy blocks on the host.
+    """
+    values = program.values
+    on_host = {at for at, value in enumerate(program.inputs) if value.container == NUMPY}
+    for number, node in program.numbered.items():
+        is_here = node.operation is None and node.value.container == NUMPY
+        yield from (read for read in _reads(node, values) if (read[0] in on_host) != is_here)
+        if is_here:
+            on_host.add(number)
+        elif node.operation is not None:
+            on_host -= {*node.reads}  # the copies take the place of the blocks
+    for number, blocks in program.outputs:
+        if values[number].container == NUMPY and number not in on_host:
+            yield number, blocks
+
+
+def _reads(node: Node, values: Sequence[Value]) -> Iterator[Read]:
+    """Yield the blocks of each input that a node reads."""
+    needs = {need for each in node.needs for need in each}
+    for at, number in enumerate(dict.fromkeys(node.reads)):
+        own = [index for place, index in needs if place == at]
+        yield number, own if node.operation is None else values[number].indices()
+
+
+class LayerCost(NamedTuple):
+    """The tasks of a layer, their seconds, and the bytes that the busiest worker receives."""
+
+    tasks: int = 0
+    seconds: float = 0.0
+    moved_bytes: int = 0
+
+    def plus(self, other: LayerCost) -> LayerCost:
+        """Return the sum."""
+        return LayerCost(*map(add, self, other))
+
+
+class Plain(NamedTuple):
+    """The number of Dask's tasks, their seconds, and the cost of each layer after Dask's fusion."""
+
+    tasks: int
+    seconds: float
+    layers: Mapping[str, LayerCost] = MappingProxyType({})
+
+    def plus(self, tasks: int, seconds: float) -> Plain:
+        """Return the cost with further tasks and seconds, of the same layers."""
+        return self._replace(tasks=self.tasks + tasks, seconds=self.seconds + seconds)
+
+
+class DaskLayer(NamedTuple):
+    """A layer after Dask's fusion, or a piece with the blocks that it ``reads``.
+
+    ``needs`` are the blocks that each task reads, ``seconds`` the work of one task, and ``aliases``
+    the tasks that only rename a block.
+    """
+
+    name: str
+    needs: Mapping[Key, Collection[Key]] = MappingProxyType({})
+    seconds: float = 0.0
+    aliases: Collection[Key] = ()
+    piece: Piece | None = None
+    reads: Collection[Key] = ()
+
+    @property
+    def ordered(self) -> Iterable[Key]:
+        """The tasks, each after those of this layer that it reads."""
+        own = {
+            key: [each for each in read if each in self.needs] for key, read in self.needs.items()
+        }
+        return in_order(own) if any(own.values()) else self.needs
+
+
+def plain_graph(
+    graph: HighLevelGraph,
+    arrays: ArrayGraph,
+    pieces: Iterable[Piece],
+    wanted: Collection[Key],
+    workers: int,
+    facts: ClusterFacts,
+) -> Plain:
+    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces."""
+    culled = cull(fuse(insert(graph, pieces), (), wanted), wanted)
+    layers, found = culled.graph.layers, list[DaskLayer]()
+    for name in depth_first(culled.graph.dependencies):
+        layer, needs = layers[name], culled.needs[name]
+        if isinstance(layer, PieceLayer):
+            found.append(DaskLayer(name, piece=layer.piece, reads=culled.reads[name]))
+            continue
+        aliases = set[Key]()
+        if isinstance(layer, MaterializedLayer):
+            needs = {key: read for key, read in needs.items() if not _is_data(layer[key])}
+            aliases = {key for key in needs if _is_alias(layer[key])}
+        work = task_seconds(arrays, name, layers.keys(), facts.machine)
+        found.append(DaskLayer(name, needs, work, aliases))
+    plain = _run(found, _Workers(arrays, workers), set(wanted), facts.machine)
+    return plain.plus(0, 2 * facts.machine.round_trip_seconds)  # submit and report
+
+
+def plain_region(
+    region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
+) -> Plain:
+    """Predict plain Dask's time for a region; its inputs exist, some at known places."""
+    works = [step for work in region.blockworks for step in work.plain or work.steps]
+    seconds = block_seconds(region, works, arrays, facts.machine)
+    found = []
+    for member in region.members:
+        if isinstance(member, Piece):
+            reads = {(name, *index) for name, index in member.reads()}
+            found.append(DaskLayer(member.output.name, piece=member, reads=reads))
+            continue
+        for work in member.plain or member.steps:
+            name = work.output.name
+            needs = {
+                (name, *index): [(other, *block) for other, block in blocks]
+                for index, blocks in work.needs.items()
+            }
+            found.append(DaskLayer(name, needs, seconds[name]))
+    wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
+    there = {key: at for key, at in places.items() if at < workers}
+    nodes = {work.output.name: work.output for work in works}
+    return _run(found, _Workers(arrays, workers, there, nodes), wanted, facts.machine)
+
+
+def block_seconds(
+    region: Region, works: Iterable[Blockwork], arrays: ArrayGraph, machine: Machine
+) -> dict[str, float]:
+    """Predict the work of a block, on average, in each of these steps of a region."""
+    given, found = _given(region), {}
+    for work in works:
+        each = [work.seconds(machine) for work in work.works]
+        name = work.output.name
+        found[name] = sum(each) / len(each) if each else task_seconds(arrays, name, given, machine)
+    return found
+
+
+def _given(region: Region) -> set[str]:
+    return {node.name for node, _ in region.inputs} | region.nodes.keys()
+
+
+def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
+    """Return the graph with data in place of the blocks that gangs compute."""
+    layers: dict[str, Layer] = dict(graph.layers)
+    for region in regions:
+        for name, blocks in region.wanted:
+            keys = [(name, *index) for index in blocks]
+            layers[name] = MaterializedLayer({key: DataNode(key, None) for key in keys})
+    changed = (name for name in layers if layers[name] is not graph.layers[name])
+    return HighLevelGraph(layers, {**graph.dependencies, **{name: set() for name in changed}})
+
+
+def in_memory(layer: Layer | None) -> bool:
+    """Whether the first block of a layer is data, or a future: so are the others."""
+    tasks = layer.mapping.values() if isinstance(layer, MaterializedLayer) else ()
+    return any(_is_data(task) for task in islice(tasks, 1))
+
+
+def _is_data(task: Any) -> bool:
+    """Whether a layer has a block, or the future of one, in place of a task."""
+    return isinstance(task, DataNode) or not isinstance(task, GraphNode | tuple | list)
+
+
+def _is_alias(task: Any) -> bool:
+    """Whether a task only renames a block; in the old form it is the other key itself."""
+    return isinstance(task, Alias) or (isinstance(task, tuple) and not callable(task[0]))
+
+
+def _run(
+    layers: Sequence[DaskLayer], workers: _Workers, wanted: Collection[Key], machine: Machine
+) -> Plain:
+    """Predict layers in their order. Dask fuses a task with the only reader of its block."""
+    reads = (read for layer in layers for read in (layer.reads, *layer.needs.values()))
+    readers = Counter(chain.from_iterable(reads))
+    made = set[Key]()
+    levels: dict[Key, int] = {}
+    costs: dict[str, LayerCost] = {}
+    for layer in layers:
+        if layer.piece is not None:
+            level = max((levels[key] + 1 for key in layer.reads if key in levels), default=0)
+            computed = [(layer.name, *index) for index in layer.piece.computed]
+            levels.update(dict.fromkeys(computed, level))
+            made.update(key for key in computed if key not in wanted)
+            costs[layer.name] = LayerCost(*layer.piece.dask_cost(workers.count, machine))
+            continue
+        heads, tasks, moved = 0, Counter[int](), defaultdict[int, float](float)
+        for at, key in enumerate(layer.ordered):
+            needs = layer.needs[key]
+            follows = len(needs) == 1 and all(each in made and readers[each] == 1 for each in needs)
+            is_alias = key in layer.aliases
+            is_head = not follows and not is_alias
+            heads += is_head
+            levels[key] = max((levels[k] + is_head for k in needs if k in levels), default=0)
+            if key not in wanted and (follows or not is_alias):
+                made.add(key)
+            even = at * workers.count // len(layer.needs)
+            workers.run(key, needs, even, tasks, moved)
+        most = max(moved.values(), default=0.0)
+        work = layer.seconds * max(tasks.values(), default=0)
+        work += most / machine.dask_rate + heads * machine.task_seconds
+        costs[layer.name] = LayerCost(heads, work, int(most))
+    seconds = sum(cost.seconds for cost in costs.values())
+    seconds += max(levels.values(), default=0) * machine.round_trip_seconds
+    return Plain(sum(cost.tasks for cost in costs.values()), seconds, costs)
+
+
+@dataclass
+class _Workers:
+    """The places of blocks. A task runs on the worker with most of the bytes that it reads.
+
+    Tasks that read nothing, and blocks that exist, are spread evenly in their order.
+    """
+
+    arrays: ArrayGraph
+    count: int
+    places: dict[Key, int] = field(default_factory=dict)
+    nodes: Mapping[str, ArrayNode] = field(default_factory=dict)
+    copies: set[tuple[Key, int]] = field(default_factory=set)
+
+    def run(
+        self,
+        key: Key,
+        needs: Collection[Key],
+        even: int,
+        tasks: Counter[int],
+        moved: defaultdict[int, float],
+    ) -> None:
+        """Place a task, on the worker ``even`` if it reads nothing.
+
+        Add it to the ``tasks`` of its worker, and to ``moved`` the bytes that this receives.
+        """
+        held = defaultdict[int, float](float)
+        sizes = [(each, self.place(each), self.nbytes(each)) for each in needs]
+        for _, place, size in sizes:
+            held[place] += size
+        worker = max(held, key=lambda at: (held[at], -tasks[at], -at)) if held else even
+        self.places[key] = worker
+        tasks[worker] += 1
+        for each, place, size in sizes:
+            if place != worker and (each, worker) not in self.copies:
+                self.copies.add((each, worker))
+                moved[worker] += size
+
+    def place(self, key: Key) -> int:
+        """Return the worker with a block."""
+        if key not in self.places:
+            node, at = self._node(key), 0
+            if node is not None:
+                for block, blocks in zip(key[1:], node.grid, strict=True):
+                    at = at * blocks + block
+                at = at * self.count // max(1, node.blocks)
+            self.places[key] = at
+        return self.places[key]
+
+    def nbytes(self, key: Key) -> float:
+        """Return the bytes of a block, on average, 0 if unknown."""
+        return block_nbytes(self._node(key))
+
+    def _node(self, key: Key) -> ArrayNode | None:
+        """Return the array of a block, ``None`` for values between a layer's tasks."""
+        name = name_of(key)
+        node = self.nodes.get(name) or array(self.arrays, name)
+        return node if node is not None and is_block(key, name, node) else None

@@ -10,7 +10,7 @@ from threading import current_thread
 from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.planner.stages import Places
+from dask_dgpu.planner.predict import Places
 from dask_dgpu.runtime.scheduler.blocks import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import dask
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from dask_dgpu.planner.predict import Places
 from dask_dgpu.planner.present import Present
-from dask_dgpu.planner.stages import Places
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.structures import Kept, Structures
 from graph_opt.dask_graph.emit import is_gang

@@ -1,13 +1,12 @@
-"""What the tasks of Dask's layers do, in bytes of a copy and in products."""
+"""What the tasks of Dask's layers take: seconds of copies and of products, and memory."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.blockwise import Blockwise
@@ -15,51 +14,100 @@ from dask.highlevelgraph import Layer
 
 from graph_opt.dask_graph.elementwise import is_product
 from graph_opt.dask_graph.expressions import read_blockwise
-from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum, curry
+from graph_opt.dask_graph.internals import DataNode, _matmul, _tensordot, chunk_einsum
 from graph_opt.dask_graph.members import tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph, array_operands, once
+from graph_opt.dask_graph.parse import (
+    DTYPES,
+    ArrayGraph,
+    array_operands,
+    depth_first,
+    once,
+    unwrapped,
+)
+from graph_opt.dask_graph.transforms import beside, is_transform
 from graph_opt.model.cost import Machine, Shape, Work
-from graph_opt.model.layout import CUPY, ArrayNode
+from graph_opt.model.layout import CUPY, ArrayNode, real_of
 
-PASSES: Mapping[str, float] = {
-    # views, and wrappers of another function
-    **dict.fromkeys(("getitem", "getter", "getter_nofancy", "getter_inline", "identity"), 0.0),
-    **dict.fromkeys(("transpose", "reshape", "squeeze", "expand_dims", "broadcast_to"), 0.0),
-    **dict.fromkeys(("real", "imag", "_broadcast_trick_inner"), 0.0),
-    # several operations in one function
-    "moment_chunk": 12.0,
-    # more work for an element than a copy
-    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), 3.0),
-    "where": 4.0,
-    **dict.fromkeys(("fft", "ifft", "rfft", "irfft", "fftn", "ifftn"), 12.0),
-    "cumsum": 27.0,
-    "_block_hist": 30.0,
-    **dict.fromkeys(("power", "pow"), 90.0),
-    **dict.fromkeys(("qr", "_wrapped_qr"), 350.0),
+
+class Rates(NamedTuple):
+    """What a function takes, by measurement.
+
+    ``passes`` are its seconds over those of a copy of the bytes that it reads and writes, on a host
+    and ``on_gpus``, there by default the same. A reduction on GPUs along other axes than the last
+    one takes so many ``outer`` sums. ``temporaries`` are over the largest block that it reads or
+    makes, by default none of functions that kernels know, and one of others.
+    """
+
+    passes: float = 2.0
+    temporaries: float | None = None
+    outer: int = 0
+    on_gpus: float | None = None
+
+
+USUAL = Rates()
+"""The rates of other functions: a copy reuses memory, while their results are new memory."""
+
+VIEW = Rates(0.0)
+"""The rates of views, and of wrappers of another function."""
+
+RATES: Mapping[str, Rates] = {
+    "getitem": VIEW,
+    "getter": VIEW,
+    "getter_nofancy": VIEW,
+    "getter_inline": VIEW,
+    "identity": VIEW,
+    "transpose": VIEW,
+    "reshape": VIEW,
+    "squeeze": VIEW,
+    "expand_dims": VIEW,
+    "broadcast_to": VIEW,
+    "real": VIEW,
+    "imag": VIEW,
+    "_broadcast_trick_inner": VIEW,
+    # arithmetic costs nothing beside the memory of GPUs
+    "exp": Rates(3.0, on_gpus=2.0),
+    "log": Rates(3.0, on_gpus=2.0),
+    "sin": Rates(3.0, on_gpus=2.0),
+    "cos": Rates(3.0, on_gpus=2.0),
+    "tanh": Rates(3.0, on_gpus=2.0),
+    "power": Rates(90.0, on_gpus=2.0),
+    "pow": Rates(90.0, on_gpus=2.0),
+    "where": Rates(4.0),
+    "_block_hist": Rates(30.0),
+    "fft": Rates(12.0),
+    "ifft": Rates(12.0),
+    "rfft": Rates(12.0),
+    "irfft": Rates(12.0),
+    "fftn": Rates(12.0),
+    "ifftn": Rates(12.0),
+    "qr": Rates(350.0),
+    "_wrapped_qr": Rates(350.0),
+    "sum": Rates(outer=1),
+    "nansum": Rates(outer=1),
+    "prod": Rates(outer=1),
+    "nanprod": Rates(outer=1),
+    "any": Rates(outer=1),
+    "all": Rates(outer=1),
+    "chunk_min": Rates(outer=1),
+    "chunk_max": Rates(outer=1),
+    "arg_chunk": Rates(outer=1),
+    "mean_chunk": Rates(temporaries=0.0, outer=1),
+    # differences and their squares, in double precision
+    "moment_chunk": Rates(12.0, temporaries=2.0, outer=2),
+    # GPUs read an array twice, and write it once
+    "cumsum": Rates(27.0, temporaries=0.0, on_gpus=2.0),
+    "cumprod": Rates(temporaries=0.0, on_gpus=2.0),
+    "concatenate": Rates(temporaries=0.0),
+    # a copy of the boundary along each axis, and of the product with a weight
+    "sweep_block": Rates(temporaries=3.0),
 }
-"""Seconds of a function over those of a copy of the bytes that it reads and writes."""
-
-USUAL = 2.0
-"""The factor of other functions: a copy reuses memory, while their results are new memory."""
-
-ARITHMETIC = ("exp", "log", "sin", "cos", "tanh", "power", "pow")
-"""Functions that take CuPy as long as others: memory limits all of them."""
-
-RUNNING = ("cumsum", "cumprod")
-"""Functions that read an array twice on GPUs, and write it once."""
-
-OUTER_SUMS: Mapping[str, int] = {
-    **dict.fromkeys(("sum", "nansum", "prod", "nanprod", "any", "all", "mean_chunk"), 1),
-    **dict.fromkeys(("chunk_min", "chunk_max", "arg_chunk"), 1),
-    "moment_chunk": 2,
-}
-"""Reductions in functions whose time depends on the axes on GPUs."""
+"""The rates of functions by name."""
 
 OUTER = 45.0
 """CuPy's reduction along other axes than the last one, over a copy of the bytes that it reads."""
 
 MEMORY = 1.2
-"""What of these factors is memory: a function within a kernel on a CPU does without it."""
+"""What of the passes is memory: a function within a kernel on a CPU does without it."""
 
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
@@ -72,15 +120,15 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
 
     The layer is fused of all layers of ``graph`` between the layers ``given`` and itself.
     """
-    found = layers_of(graph, name, given)
-    kernel = kernel_of(graph, found)
+    found = _layers_of(graph, name, given)
+    kernel = _kernel_of(graph, found)
     works = [_work(graph, each) for each in found - kernel]
     works += [_within(graph, each, kernel) for each in kernel]
     seconds = sum(tasks * work.seconds(machine) for tasks, work in works)
     return seconds / max(1, _tasks(graph.layers[name]))
 
 
-def layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
+def _layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
     """Return the layers between the layers ``given`` and a layer, with the latter."""
     found, waiting = {name}, [name]
     while waiting:
@@ -91,7 +139,7 @@ def layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
     return found
 
 
-def kernel_of(graph: ArrayGraph, names: Collection[str]) -> set[str]:
+def _kernel_of(graph: ArrayGraph, names: Collection[str]) -> set[str]:
     """Return those of the layers of a task that run as one kernel.
 
     A single layer has one only if it is a reduction on a GPU.
@@ -121,7 +169,7 @@ def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int,
     if _on_gpu(node):
         return tasks, Work(through)
     copied = sum(block_nbytes(other) for _, other in (*read, (name, node)))
-    nbytes = USUAL * copied if _is_product(graph, name) else work.nbytes
+    nbytes = USUAL.passes * copied if _is_product(graph, name) else work.nbytes
     return tasks, Work(through + max(0.0, nbytes - MEMORY * copied))
 
 
@@ -174,7 +222,7 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
     literals = [value for value, index in layer.indices if index is None]
     options = getattr(task, "kwargs", {})
     if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
-        return Work(USUAL * copied)
+        return Work(USUAL.passes * copied)
     if _on_gpu(node):
         ndim = max((each.ndim for each, _ in operands if each), default=0)
         return Work(_gpu_passes(function, options, ndim) * copied)
@@ -189,18 +237,18 @@ def _product(
     """Return the shape of the product of two blocks, and the number of such products."""
     lengths: dict[Any, float] = {}
     for operand, index in operands:
-        for letter, length in zip(index, lengths_of(operand), strict=False):
+        for letter, length in zip(index, _lengths_of(operand), strict=False):
             lengths[letter] = max(length, lengths.get(letter, 1.0))
     left, right = ({*index} for _, index in operands)
     # a letter of the result is contracted if only 1 is left of each block
-    made = zip(output, lengths_of(node), strict=False)
+    made = zip(output, _lengths_of(node), strict=False)
     kept = {letter for letter, length in made if length >= lengths.get(letter, 1.0)}
     groups = (left - right, (left & right) - kept, right - left, left & right & kept)
     m, k, n, times = (math.prod(lengths.get(each, 1.0) for each in group) for group in groups)
     return (round(m), round(k), round(n)), times
 
 
-def lengths_of(node: ArrayNode | None) -> list[float]:
+def _lengths_of(node: ArrayNode | None) -> list[float]:
     """Return the average length of blocks along each axis, nothing if unknown."""
     if node is None or not node.known:
         return []
@@ -208,33 +256,33 @@ def lengths_of(node: ArrayNode | None) -> list[float]:
 
 
 def passes_of(function: Any, options: Mapping[str, Any]) -> float:
-    """Return the factor of a function on a host; an alias of a block has no function."""
-    return 0.0 if function is None else PASSES.get(named(function, options), USUAL)
+    """Return the passes of a function on a host; an alias of a block has no function."""
+    return 0.0 if function is None else RATES.get(named(function, options), USUAL).passes
 
 
 def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
-    """Return the factor of a function of CuPy's that reads blocks with ``ndim`` axes."""
-    name = "" if function is None else named(function, options)
-    if name in ARITHMETIC or name in RUNNING:
-        return USUAL
+    """Return the passes of a function of CuPy's that reads blocks with ``ndim`` axes."""
+    rates = USUAL if function is None else RATES.get(named(function, options), USUAL)
+    axes = _axes(options)
+    if rates.outer and axes and not {-1, ndim - 1} & {*axes}:
+        return rates.outer * OUTER
+    return passes_of(function, options) if rates.on_gpus is None else rates.on_gpus
+
+
+def _axes(options: Mapping[str, Any]) -> tuple[int, ...]:
     axes = options.get("axis", ())
-    axes = axes if isinstance(axes, tuple | list) else (axes,)
-    if name in OUTER_SUMS and axes and not {-1, ndim - 1} & {*axes}:
-        return OUTER_SUMS[name] * OUTER
-    return passes_of(function, options)
+    return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
 
 
 def named(function: Any, options: Mapping[str, Any]) -> str:
     """Return the name of a function; that of a wrapper is its wrapped function's."""
-    return str(getattr(unwrapped(function, options), "__name__", ""))
+    return str(getattr(_inner(function, options), "__name__", ""))
 
 
-def unwrapped(function: Any, options: Mapping[str, Any]) -> Any:
+def _inner(function: Any, options: Mapping[str, Any]) -> Any:
     """Return a function, or that which it wraps."""
-    while isinstance(function, partial | curry):
-        function = function.func
     wrapped = options.get("enforce_dtype_function")
-    return function if wrapped is None else unwrapped(getattr(wrapped, "value", wrapped), {})
+    return unwrapped(function if wrapped is None else getattr(wrapped, "value", wrapped))
 
 
 @once
@@ -247,10 +295,7 @@ def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
     options = getattr(getattr(layer, "task", None), "kwargs", {})
     if node is None or not options.get("keepdims"):
         return node
-    axes = options.get("axis", ())
-    axes = {
-        axis % max(1, node.ndim) for axis in (axes if isinstance(axes, tuple | list) else (axes,))
-    }
+    axes = {axis % max(1, node.ndim) for axis in _axes(options)}
     chunks = tuple(
         (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
     )
@@ -273,3 +318,137 @@ def _itemsize(node: ArrayNode) -> int:
 def block_nbytes(node: ArrayNode | None) -> float:
     """Return the average bytes of a block, 0 if unknown."""
     return 0.0 if node is None else _nbytes(node) / max(1, node.blocks)
+
+
+class Beside(NamedTuple):
+    """What a task needs beside its operands and its result.
+
+    ``temporary`` is over the largest block that it reads or makes. ``held`` are the bytes that its
+    result keeps allocated, over those of the result: more than 1 for a view of a temporary.
+    """
+
+    temporary: float = 0.0
+    held: float = 1.0
+
+
+class Made(NamedTuple):
+    """What a function allocates: its result, and beside it. A view allocates nothing."""
+
+    nbytes: float
+    beside: float
+    is_view: bool = False
+
+
+def memory_beside(graph: ArrayGraph, name: str, given: Collection[str]) -> Beside:
+    """Return what a task of the layer ``name`` needs beside its operands and its result.
+
+    The layer is fused of all layers of ``graph`` between the layers ``given`` and itself. A task
+    frees each value after its last use.
+    """
+    layers = _layers_of(graph, name, given)
+    kernel = _kernel_of(graph, layers)
+    if kernel and kernel >= layers:
+        return Beside(_of_kernel(graph, kernel))
+    read = {other for each in layers for other in graph.dependencies[each]} - layers
+    largest = _largest(graph, {name, *read})
+    if not largest:
+        return Beside()
+    if len(layers) == 1:
+        return Beside(_function(graph, name).beside / largest)
+    made = {each: _function(graph, each) for each in layers - kernel}
+    tiles = _of_kernel(graph, kernel) * largest
+    for each in kernel:
+        inner = each != name and graph.dependents[each] <= kernel
+        made[each] = Made(0.0 if inner else block_nbytes(array(graph, each)), tiles)
+    most, result = _most(graph, name, made)
+    own = block_nbytes(array(graph, name))
+    held = max(1.0, result / own) if own else 1.0
+    return Beside(max(0.0, most - held * own) / largest, held)
+
+
+def _most(graph: ArrayGraph, name: str, made: Mapping[str, Made]) -> tuple[float, float]:
+    """Return the most bytes that a task allocates at a time, and those that its result keeps."""
+    inner = {each: graph.dependencies[each] & made.keys() for each in made}
+    order = depth_first(inner)
+    roots: dict[str, str] = {}
+    last = dict[str, str]()
+    for each in order:
+        source = min(inner[each], default=each) if made[each].is_view else each
+        roots[each] = roots.get(source, each)
+        last.update(dict.fromkeys([roots[each], *(roots[other] for other in inner[each])], each))
+    last.pop(roots[name])
+    live, most = 0.0, 0.0
+    for each in order:
+        live += made[each].nbytes
+        most = max(most, live + made[each].beside)
+        live -= sum(made[root].nbytes for root, reader in last.items() if reader == each)
+    return most, made[roots[name]].nbytes
+
+
+def _of_kernel(graph: ArrayGraph, kernel: Collection[str]) -> float:
+    """Return the temporaries of a kernel: tiles, or on a CPU an operation and its operand."""
+    reduces = any((found := read_blockwise(graph, each)) and found.chunked for each in kernel)
+    on_gpu = any(_on_gpu(array(graph, each)) for each in kernel)
+    return 2.0 * (reduces and len(kernel) > 1 and not on_gpu)
+
+
+@once
+def _function(graph: ArrayGraph, name: str) -> Made:
+    """Return what the function of a layer allocates."""
+    layer: Any = graph.layers[name]
+    task = getattr(layer, "task", None) or next(iter(tasks_of(graph, name)), (None, None))[1]
+    function = getattr(task, "func", None)
+    options = getattr(task, "kwargs", {})
+    word = named(function, options)
+    if function is None or (RATES.get(word, USUAL) is VIEW and not _takes(word, task)):
+        return Made(0.0, 0.0, is_view=True)
+    nbytes = block_nbytes(array(graph, name))
+    copies = _of_transform(graph, name)
+    if copies is None:
+        blocks = RATES.get(word, USUAL).temporaries
+        if blocks is None:
+            blocks = float(read_blockwise(graph, name) is None and not _takes(word, task))
+        copies = blocks * _largest(graph, {name, *graph.dependencies[name]})
+        if word == "moment_chunk" and not _on_gpu(array(graph, name)):
+            copies *= _widening(graph, graph.dependencies[name])
+    return Made(nbytes, copies)
+
+
+def _widening(graph: ArrayGraph, names: Iterable[str]) -> float:
+    """Return the bytes of double precision over those of the narrowest array."""
+    nodes = [node for each in names if (node := array(graph, each)) and node.dtype in DTYPES]
+    return max([1.0, *(8 / real_of(node.dtype).itemsize for node in nodes)])
+
+
+def _takes(word: str, task: Any) -> bool:
+    """Whether a function takes elements by arrays of indices: it returns a copy, not a view."""
+    index = task.args[1] if word == "getitem" and len(task.args) == 2 else ()
+    index = _value(index)
+    each = index if isinstance(index, tuple) else (index,)
+    return any(not isinstance(at, slice | int | None | type(...)) for at in each)
+
+
+def _of_transform(graph: ArrayGraph, name: str) -> float | None:
+    """Return what a Fourier transform of NumPy's allocates, ``None`` for other functions."""
+    layer = graph.layers[name]
+    if not isinstance(layer, Blockwise):
+        return None
+    function = _inner(getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {}))
+    if not is_transform(function):
+        return None
+    operands = array_operands(graph, name)
+    node = array(graph, operands[0][0]) if len(operands) == 1 else None
+    if node is None or not node.known or node.dtype not in DTYPES or node.container == CUPY:
+        return None
+    values = [_value(value) for value, index in layer.indices if index is None]
+    options = {key: _value(value) for key, value in layer.task.kwargs.items()}
+    return beside(function.__name__, values, options, _lengths_of(node), node.dtype)
+
+
+def _value(argument: Any) -> Any:
+    return argument.value if isinstance(argument, DataNode) else argument
+
+
+def _largest(graph: ArrayGraph, names: Iterable[str]) -> float:
+    """Return the bytes of the largest block of some arrays, on average."""
+    return max((block_nbytes(array(graph, each)) for each in names), default=0.0)

@@ -16,7 +16,8 @@ from dask import delayed
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner import local, optimizer
+from dask_dgpu.planner import optimizer
+from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, USERS
 from graph_opt import passes
 from graph_opt.dask_graph import blockwork
 from graph_opt.model.layout import CUPY
@@ -29,7 +30,7 @@ ESTIMATES = (
     (passes, "blockwork"),
     (blockwork, "estimate"),
     (optimizer, "predict"),
-    (local, "plain_region"),
+    (optimizer, "plain_region"),
 )
 """What estimates tasks, regions, and their time in plain Dask."""
 
@@ -100,59 +101,14 @@ def test_one_process_with_a_collective(estimates: Counter[str]) -> None:
     assert estimates["estimate"] == 0  # no gang takes elements
 
 
-RECHUNKED: dict[str, Callable[[], da.Array]] = {
-    "merged": lambda: Z.rechunk(6),
-    "split": lambda: Z.rechunk(2),
-    "rows to columns": lambda: da.from_array(S, chunks=(1, 12)).rechunk((12, 1)),
-    "columns": lambda: da.from_array(S, chunks=(12, 2)).reshape(-1),
-    "squares": lambda: da.from_array(S, chunks=2).reshape(-1),
-    "large squares": lambda: da.from_array(S, chunks=6).reshape(-1),
-    "new axis": lambda: da.from_array(S, chunks=2).reshape(12, 3, 4),
-    "created": lambda: da.ones((12, 12), chunks=2).rechunk((12, 1)),
-    "created and summed": lambda: da.ones((12, 12), chunks=2).rechunk((12, 1)).sum(),
-    "summed": lambda: da.from_array(S, chunks=2).rechunk((12, 1)).sum(axis=0),
-    "part": lambda: da.from_array(S, chunks=2).rechunk((12, 1))[:, 3:5],
-    "of a part": lambda: da.from_array(S, chunks=2)[:4].rechunk((4, 1)),
-    "around": lambda: ((Z + 1).rechunk((12, 2)) * 2).sum(axis=1),
-    "user": lambda: Z.map_blocks(np.sort).rechunk((12, 2)).map_blocks(np.sort),
-    "running": lambda: da.cumsum(Z, axis=0).rechunk((12, 2)),
-    "cube": lambda: da.from_array(RNG.random((8, 8, 8)), chunks=2).rechunk((8, 2, 2)),
-    "table": lambda: da.from_array(RNG.random((8, 8, 8)), chunks=2).reshape(64, 8),
-    "transform": lambda: da.fft.fft2(Z),
-    "product": lambda: Z @ Z,
-}
-
-
-@pytest.mark.parametrize("form", RECHUNKED)
-def test_what_is_foregone_at_a_glance_is_slower(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with dgpu.enable(on_error="raise"):
-        z, rewrite = RECHUNKED[form](), dask.config.get("array_optimize").rewrite
-        glance = rewrite(z.dask, z.__dask_keys__())
-        monkeypatch.setattr(optimizer, "hopeless", lambda *_: [])
-        whole = rewrite(z.dask, z.__dask_keys__())
-    assert {r.label for r, _ in glance.regions} == {r.label for r, _ in whole.regions}
-
-
-@pytest.mark.parametrize("form", ["merged", "rows to columns", "large squares"])
-def test_one_process_with_a_hopeless_rechunk(form: str, estimates: Counter[str]) -> None:
-    with dgpu.enable(on_error="raise"):
-        z = RECHUNKED[form]()
-        found = z.compute(scheduler="sync")
-        assert estimates == {}
-        reasons = {each.operation: each.why for each in dgpu.explain(z).operations}
-    np.testing.assert_array_equal(found, z.compute(scheduler="sync"))
-    np.testing.assert_array_equal(found, S.reshape(z.shape))
-    assert reasons["rechunk"] == local.SLOWER
-
-
 def test_one_process_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     with dgpu.enable(on_error="raise"), caplog.at_level(logging.INFO, logger="dask_dgpu"):
         found = dgpu.explain(X[ORDER] + 1)
         X[ORDER].compute(scheduler="sync")
     reasons = {each.operation: each.why for each in found.operations}
-    assert reasons["x[...]"] == local.ONE_PROCESS
-    assert reasons["x + 1"] == local.NO_MEETING
-    assert caplog.messages[-1].endswith(f"{local.ONE_PROCESS}, so all of it is left to Dask")
+    assert reasons["x[...]"] == ONE_PROCESS
+    assert reasons["x + 1"] == NO_MEETING
+    assert caplog.messages[-1].endswith(f"{ONE_PROCESS}, so all of it is left to Dask")
 
 
 def planned(z: da.Array, facts: ClusterFacts, **settings: Any) -> Any:
@@ -177,7 +133,7 @@ def on_gpus() -> da.Array:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: X.map_blocks(lambda block: block + 1)[ORDER], local.USERS),
+        (lambda: X.map_blocks(lambda block: block + 1)[ORDER], USERS),
         (annotated, "its layers are annotated"),
         (on_gpus, "blocks are not those of a gang on cpu"),
     ],

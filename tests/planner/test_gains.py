@@ -11,7 +11,7 @@ import pytest
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.parts import Gang
+from dask_dgpu.planner.predict import Gang
 
 X = da.ones((4000, 4000), chunks=500)
 FACTS = ClusterFacts(workers=4, device="cpu", device_memory=None)

@@ -14,8 +14,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner import optimizer as optimizer_module
-from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.rewriting import Rewriting
+from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.emit import TaskFunctions, is_gang, serves
 from graph_opt.model.parts import load

@@ -15,7 +15,7 @@ from dask.core import flatten
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.observe.explain.table import Totals
-from dask_dgpu.planner.plain import Plain, plain_graph
+from dask_dgpu.planner.predict import Plain, plain_graph
 from graph_opt.dask_graph.internals import Alias, DataNode
 from graph_opt.dask_graph.parse import parse
 from graph_opt.dask_graph.work import USUAL
@@ -71,7 +71,7 @@ def test_seconds_grow_with_the_size(function: Function) -> None:
 def test_work_is_what_functions_read_and_write() -> None:
     x = random(64, 16)
     added = predicted(x + 1).seconds - predicted(x).seconds
-    read_and_written = USUAL * 2 * x.nbytes
+    read_and_written = USUAL.passes * 2 * x.nbytes
     assert added == pytest.approx(read_and_written / MACHINE.memory_bandwidth / 4)
     assert predicted(x**3).seconds > predicted(x**2).seconds == predicted(x + 1).seconds
 

@@ -21,11 +21,9 @@ from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
-from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import blocks_of
+from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
+from dask_dgpu.planner.predict import Lack, blocks_of
 from dask_dgpu.planner.present import present_on
-from dask_dgpu.planner.rewriting import Rewriting
 from graph_opt.model.piece import Region
 
 __all__ = ["Explanation", "explain"]

@@ -11,8 +11,7 @@ from dask_dgpu.cost.table import at_least
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import enough, usable
+from dask_dgpu.planner.predict import Lack, enough, usable
 
 MOST_TRIED = 8
 """Most settings to try: each lets something more fit."""

@@ -14,8 +14,7 @@ from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Table, Totals
-from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.predict import Lack, Prediction
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region

@@ -10,8 +10,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.observe.explain.memory import GangMemory
 from dask_dgpu.observe.explain.operations import Operation
-from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.planner.predict import Lack, Prediction
 from graph_opt.model.layout import label
 from graph_opt.model.piece import Region
 

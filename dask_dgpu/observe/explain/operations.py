@@ -15,10 +15,8 @@ from dask.highlevelgraph import Layer
 
 from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.observe.explain.words import Step, steps_of
-from dask_dgpu.planner.local import NO_MEETING, ONE_PROCESS
-from dask_dgpu.planner.plain import LayerCost, Plain
-from dask_dgpu.planner.predict import most_received
-from dask_dgpu.planner.rewriting import Rewriting, made_by
+from dask_dgpu.planner.optimizer import Rewriting, made_by
+from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.members import calls_others, is_map, is_member
 from graph_opt.dask_graph.parse import CARRIED, unsupported

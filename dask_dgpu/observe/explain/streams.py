@@ -12,9 +12,8 @@ from dask.highlevelgraph import Layer
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.observe.explain.words import Step, steps_of
-from dask_dgpu.planner.parts import Lack
-from dask_dgpu.planner.predict import Prediction, usable
-from dask_dgpu.planner.rewriting import Rewriting, made_by
+from dask_dgpu.planner.optimizer import Rewriting, made_by
+from dask_dgpu.planner.predict import Lack, Prediction, usable
 from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.layers import is_block
 from graph_opt.dask_graph.members import tasks_of

@@ -192,7 +192,8 @@ def test_what_is_declined_is_left_to_dask(make: Any, reason: str, gangs: list[st
 def test_the_cost_model_may_decline(gangs: list[str]) -> None:
     dgpu.enable(local_ranks=1, on_error="raise", when="cheaper")
     z = X.rechunk((12, 16))
-    assert dgpu.explain(z).declined[0].reason == "a gang would be slower"
+    reason = dgpu.explain(z).declined[0].reason
+    assert reason.startswith("plain Dask is predicted to be quicker")
     same(z.compute(), A)
     assert gangs == []
 
