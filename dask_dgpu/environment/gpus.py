@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from dask.utils import format_bytes
@@ -58,15 +58,9 @@ def count_gpus() -> int:
 
 def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     """Return the memory of GPUs, except those with memory unknown to NVML."""
-    found = []
     with nvml_session() as nvml:
-        for name in gpus:
-            try:
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle_of(nvml, name))
-            except nvml.NVMLError:  # for example GPUs that share the host's memory
-                continue
-            found.append(GpuMemory(name, int(memory.free), int(memory.total)))
-    return found
+        found = _read(nvml, gpus, nvml.nvmlDeviceGetMemoryInfo)
+    return [GpuMemory(name, int(each.free), int(each.total)) for name, each in found.items()]
 
 
 def read_driver() -> str:
@@ -85,13 +79,17 @@ def read_driver() -> str:
 
 def read_models(gpus: Sequence[str]) -> dict[str, str]:
     """Return the model of each GPU, except of those unknown to NVML."""
-    found = {}
     with nvml_session() as nvml:
-        for name in gpus:
-            try:
-                found[name] = text_of(nvml.nvmlDeviceGetName(handle_of(nvml, name)))
-            except nvml.NVMLError:
-                continue
+        found = _read(nvml, gpus, nvml.nvmlDeviceGetName)
+    return {name: text_of(model) for name, model in found.items()}
+
+
+def _read(nvml: Any, gpus: Sequence[str], function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what NVML knows of each GPU; it knows no memory of GPUs that share the host's."""
+    found = {}
+    for name in gpus:
+        with suppress(nvml.NVMLError):
+            found[name] = function(handle_of(nvml, name))
     return found
 
 

@@ -7,11 +7,11 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from inspect import Parameter
 from numbers import Real
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import dask
 import yaml
@@ -45,6 +45,27 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
 }
 """The types in the schema."""
+
+
+class Number(NamedTuple):
+    """A setting that is a number, perhaps a text with a unit: what is allowed, and in words."""
+
+    parse: Callable[[Any], Any]
+    text: str
+    least: float = 0.0
+    below: float = math.inf
+
+
+NUMBERS: Mapping[str, Number] = {
+    "gang.timeout": Number(parse_timedelta, "a time above 0, as '30s'", math.ulp(0.0)),
+    "gang.grace": Number(parse_timedelta, "a time of 0 or more, as '30s'"),
+    "gang.kept-programs": Number(parse_bytes, "bytes of 0 or more, as '64 MiB'"),
+    "gang.kept-recordings": Number(parse_bytes, "bytes of 0 or more, as '64 MiB'"),
+    "memory.limit": Number(parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
+    "memory.cap": Number(parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
+    "memory.safety-margin": Number(float, "a number of at least 0 below 1", below=1),
+}
+"""The settings that are numbers with a unit, or not whole."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +150,7 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             raise ValueError(unknown("setting", name, sorted(map(_plain, names))))
         values[SHORT.get(matching[0], matching[0])] = value
     check(values)
+    number = partial(_number, values)
     return Settings(
         device=values["device"],
         comm=values["comm.transport"],
@@ -142,35 +164,17 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
         sum_method=values["sum.method"],
         fft_output_layout=values["fft.output-layout"],
         limits=Limits(
-            timeout=_number(
-                values,
-                "gang.timeout",
-                parse_timedelta,
-                "a time above 0, as '30s'",
-                lambda seconds: 0 < seconds < math.inf,
-            ),
-            grace=_number(
-                values,
-                "gang.grace",
-                parse_timedelta,
-                "a time of 0 or more, as '30s'",
-                lambda seconds: 0 <= seconds < math.inf,
-            ),
+            timeout=number("gang.timeout"),
+            grace=number("gang.grace"),
             restarts=int(values["gang.restarts"]),
-            kept_programs=_bytes(values, "gang.kept-programs"),
-            kept_recordings=_bytes(values, "gang.kept-recordings"),
+            kept_programs=int(number("gang.kept-programs")),
+            kept_recordings=int(number("gang.kept-recordings")),
             ports=_ports(values["comm.ports"]),
         ),
         measure=values["cost.measure"],
-        memory_limit=_optional_bytes(values, "memory.limit"),
-        safety_margin=_number(
-            values,
-            "memory.safety-margin",
-            float,
-            "a number of at least 0 below 1",
-            lambda share: 0 <= share < 1,
-        ),
-        memory_cap=_optional_bytes(values, "memory.cap"),
+        memory_limit=None if values["memory.limit"] is None else int(number("memory.limit")),
+        safety_margin=number("memory.safety-margin"),
+        memory_cap=None if values["memory.cap"] is None else int(number("memory.cap")),
     )
 
 
@@ -210,34 +214,15 @@ def _ports(value: str | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _bytes(values: Mapping[str, Any], name: str) -> int:
-    """Return a setting that is a number of bytes."""
-    allowed = "bytes of 0 or more, as '64 MiB'"
-    return int(_number(values, name, parse_bytes, allowed, lambda n: 0 <= n < math.inf))
-
-
-def _optional_bytes(values: Mapping[str, Any], name: str) -> int | None:
-    what = "null or bytes above 0, as '4 GiB'"
-    if values[name] is None:
-        return None
-    return int(_number(values, name, parse_bytes, what, lambda nbytes: 1 <= nbytes < math.inf))
-
-
-def _number(
-    values: Mapping[str, Any],
-    name: str,
-    parse: Callable[[Any], Any],
-    what: str,
-    allowed: Callable[[float], bool],
-) -> float:
+def _number(values: Mapping[str, Any], name: str) -> float:
     """Return a setting, perhaps a text with a unit, as a number; NaN is never allowed."""
-    value = values[name]
+    value, rule = values[name], NUMBERS[name]
     try:
-        number = float(value if isinstance(value, Real) else parse(value))
+        number = float(value if isinstance(value, Real) else rule.parse(value))
     except (KeyError, ValueError, OverflowError):
         number = math.nan
-    if not allowed(number):
-        expected(f"setting dgpu.{name}", what, value)
+    if not (rule.least <= number and number < rule.below):
+        expected(f"setting dgpu.{name}", rule.text, value)
     return number
 
 
