@@ -16,7 +16,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.two_level import Relays, two_level
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
-from graph_opt.model.hosts import Hosts
+from graph_opt.model.cost import Hosts
 
 REPETITIONS = 2
 """The best counts: whatever disturbs a measurement makes it slower."""

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
-from dask_dgpu.environment.hosts import worker_hosts
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.environment.transports import check_transport_here, choose_transport
 from dask_dgpu.environment.workers import ask_workers, await_worker
 from dask_dgpu.runtime.tasks import PLUGIN
-from graph_opt.model.cost import Machine, calibrated, machine_of
-from graph_opt.model.hosts import Hosts
+from graph_opt.model.cost import Hosts, Machine, calibrated, hosts_of, machine_of
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -126,7 +124,7 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         scheduler=scheduler,
         protocol=_protocol(probes),
         hardware=_together(ask_workers(client, hardware)),
-        hosts=worker_hosts(probes),
+        hosts=_hosts(probes),
     )
 
 
@@ -176,6 +174,15 @@ def _protocol(workers: Iterable[str]) -> str:
     """Return the protocol of the workers' addresses, TCP if it is not the same for all."""
     protocols = {address.partition("://")[0] for address in workers}
     return protocols.pop() if len(protocols) == 1 else "tcp"
+
+
+def _hosts(workers: Iterable[str]) -> Hosts:
+    """Return the number of workers on each host, by their addresses; empty for one host."""
+    from dask_dgpu.runtime.scheduler.members import host_in
+
+    with suppress(ValueError):  # an address without a host
+        return hosts_of(sorted(map(host_in, workers)))
+    return ()
 
 
 def _gather(

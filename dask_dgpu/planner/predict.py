@@ -17,7 +17,6 @@ from operator import add
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.utils import format_bytes
 

@@ -25,8 +25,7 @@ from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.recipes import Common, Recipe
 from graph_opt.dask_graph.renaming import numbered, restored
-from graph_opt.model.cost import Machine
-from graph_opt.model.hosts import Hosts
+from graph_opt.model.cost import Hosts, Machine
 from graph_opt.model.layout import Bare, Index
 from graph_opt.model.piece import Wanted, label_of
 

@@ -26,8 +26,7 @@ from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
-from graph_opt.model.cost import HOST, Machine
-from graph_opt.model.hosts import between_hosts, host_by_rank
+from graph_opt.model.cost import HOST, Machine, between_hosts, host_by_rank
 from graph_opt.model.layout import Layout, dealt, even_spans
 from tests.support.profiles import examples
 from tests.support.threads import run_wire

@@ -30,8 +30,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
     unravel,
     values_at,
 )
-from graph_opt.model.cost import Machine
-from graph_opt.model.hosts import transfer_seconds
+from graph_opt.model.cost import Machine, transfer_seconds
 from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of
 
 Boundary = str | complex | None

@@ -11,8 +11,7 @@ from math import prod
 import numpy as np
 
 from dask_dgpu.kernels.sums.partial import Exact, Kind
-from graph_opt.model.cost import Machine
-from graph_opt.model.hosts import Hosts, host_by_rank, link_seconds
+from graph_opt.model.cost import Hosts, Machine, host_by_rank, link_seconds
 from graph_opt.model.layout import Cuts, Index, Layout, dtype_named, real_of
 
 Meeting = tuple[Index, int, tuple[int, ...]]

@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graph_opt.model.cost import Machine, pipelined
-from graph_opt.model.hosts import Hosts, relayed_bytes, relays, transfer_seconds
+from graph_opt.model.cost import Hosts, Machine, pipelined, relayed_bytes, relays, transfer_seconds
 from graph_opt.model.layout import Bare, Cuts, Index, Layout, Lengths, even_spans
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -35,8 +35,7 @@ from dask_dgpu.algorithms.summa.plan import (
     pieces_of,
 )
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
-from graph_opt.model.cost import Machine, pipelined
-from graph_opt.model.hosts import host_by_rank, link_seconds
+from graph_opt.model.cost import Machine, host_by_rank, link_seconds, pipelined
 from graph_opt.model.layout import Cuts
 
 STEPS = (1, 2, 4, 8, 16)

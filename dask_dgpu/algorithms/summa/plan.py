@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sparse, SparseThreshold, WireDtype
-from graph_opt.model.hosts import Hosts, host_by_rank
+from graph_opt.model.cost import Hosts, host_by_rank
 from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans, overlaps
 
 Strategy = Literal["auto", "row", "column", "summa", "inner"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from distributed.comm.addressing import parse_address, parse_host_port
 
-from graph_opt.model.hosts import Hosts, hosts_of
+from graph_opt.model.cost import Hosts, hosts_of
 
 
 def by_host(members: Iterable[str]) -> tuple[str, ...]:

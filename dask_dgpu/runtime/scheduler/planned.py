@@ -10,7 +10,7 @@ from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Key, Launch
-from graph_opt.model.hosts import Hosts
+from graph_opt.model.cost import Hosts
 
 KEPT_PROGRAMS = 32
 """Number of planned programs that the scheduler keeps."""

@@ -33,7 +33,7 @@ from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import BlockFacts, Job, Member, Programs, reported
-from graph_opt.model.hosts import Hosts
+from graph_opt.model.cost import Hosts
 
 if TYPE_CHECKING:
     from distributed.worker import Worker

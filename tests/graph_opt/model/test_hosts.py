@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from graph_opt.model.cost import HOST, calibrated
-from graph_opt.model.hosts import (
+from graph_opt.model.cost import (
+    HOST,
     between_hosts,
+    calibrated,
     host_by_rank,
     hosts_of,
     relayed_bytes,
