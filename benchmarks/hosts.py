@@ -28,8 +28,7 @@ from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.stencil import Taps
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Placed, Request, Value
-from graph_opt.model.cost import HOST, Machine
-from graph_opt.model.cost import between_hosts, host_by_rank
+from graph_opt.model.cost import HOST, Machine, between_hosts, host_by_rank
 from graph_opt.model.layout import Layout, cuts_of
 
 OUT = Path(__file__).parent / "results" / "hosts-model.jsonl"

@@ -8,9 +8,7 @@ A form is an array without memory, a list of forms, or any other value as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import prod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from graph_opt.dask_graph.members import container_of, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, once, unwrapped
 from graph_opt.dask_graph.work import array, passes_of
 from graph_opt.model.blockwork import OPAQUE
-from graph_opt.model.cost import Shape, Work
+from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode, dtype_named
 
 Form = Any
@@ -80,14 +78,6 @@ FORMS: Mapping[str, Callable[..., Form]] = {
 }
 """The forms that functions return from those of their arguments. Others work element by element."""
 
-PRODUCTS: Mapping[str, Callable[..., tuple[Shape, float]]] = {
-    "dot": lambda a, b: ((prod(a.shape[:-1]), a.shape[-1], prod(b.shape[1:])), 1.0),
-    "_cholesky_lower": lambda a: ((len(a), len(a), len(a)), 1 / 6),
-    "_solve_triangular_lower": lambda a, b: ((len(a), len(a), prod(b.shape[1:])), 0.5),
-    "solve_triangular_safe": lambda a, b, *_, **__: ((len(a), len(a), prod(b.shape[1:])), 0.5),
-}
-"""The product that takes as long as a function, and how many of them."""
-
 
 def estimate(argument: Any, known: Mapping[Key, Form]) -> tuple[Form, Work]:
     """Return the form of a task's result, or of an argument, and the work for it.
@@ -101,7 +91,7 @@ def estimate(argument: Any, known: Mapping[Key, Form]) -> tuple[Form, Work]:
     if isinstance(argument, list | tuple):
         parts = [estimate(each, known) for each in argument]
         made = (tuple if isinstance(argument, tuple) else list)(form for form, _ in parts)
-        return made, _together(work for _, work in parts)
+        return made, Work(sum(work.nbytes for _, work in parts))
     if isinstance(argument, Mapping):
         return {key: estimate(argument[key], known)[0] for key in argument}, Work()
     if not isinstance(argument, Task):
@@ -117,15 +107,16 @@ def estimate(argument: Any, known: Mapping[Key, Form]) -> tuple[Form, Work]:
     if name in CONTAINERS:
         return (given[0] if name in ("list", "tuple") else given), inner
     form = _made(name, given, options)
-    return form, _together([inner, _work(name, function, given, options, form)])
+    copied = passes_of(function, options) * (nbytes_of(form) + nbytes_of(given))
+    return form, Work(inner.nbytes + copied)
 
 
 def _of_together(function: Together, known: Mapping[Key, Form]) -> tuple[Form, Work]:
-    forms, works = dict(known), []
+    forms, nbytes = dict(known), 0.0
     for task in function.tasks:
         forms[task.key], work = estimate(task, forms)
-        works.append(work)
-    return [forms[key] for key in function.wanted], _together(works)
+        nbytes += work.nbytes
+    return [forms[key] for key in function.wanted], Work(nbytes)
 
 
 def _made(name: str, given: Sequence[Form], options: Mapping[str, Any]) -> Form:
@@ -143,24 +134,6 @@ def _made(name: str, given: Sequence[Form], options: Mapping[str, Any]) -> Form:
 
 def _broadcast(arrays: Sequence[Form], dtype: Any) -> Form:
     return unmade(np.broadcast_shapes(*(each.shape for each in arrays)), dtype)
-
-
-def _work(
-    name: str, function: Any, given: Sequence[Form], options: Mapping[str, Any], form: Form
-) -> Work:
-    copied = Work(passes_of(function, options) * (nbytes_of(form) + nbytes_of(given)))
-    try:
-        product, times = PRODUCTS[name](*given)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return copied
-    return replace(copied, product=product, times=times, dtype=str(given[0].dtype))
-
-
-def _together(works: Iterable[Work]) -> Work:
-    """Return the work of several functions, with the largest of their products."""
-    found = list(works)
-    most = max(found, key=lambda work: prod(work.product) * work.times, default=Work())
-    return replace(most, nbytes=sum(work.nbytes for work in found))
 
 
 def _arrays(form: Form) -> Iterator[Form]:

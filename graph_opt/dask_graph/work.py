@@ -33,14 +33,12 @@ class Rates(NamedTuple):
     """What a function takes, by measurement.
 
     ``passes`` are its seconds over those of a copy of the bytes that it reads and writes, on a host
-    and ``on_gpus``, there by default the same. A reduction on GPUs along other axes than the last
-    one takes so many ``outer`` sums. ``temporaries`` are over the largest block that it reads or
-    makes, by default none of functions that kernels know, and one of others.
+    and ``on_gpus``, there by default the same. ``temporaries`` are over the largest block that it
+    reads or makes, by default none of functions that kernels know, and one of others.
     """
 
     passes: float = 2.0
     temporaries: float | None = None
-    outer: int = 0
     on_gpus: float | None = None
 
 
@@ -64,12 +62,12 @@ RATES: Mapping[str, Rates] = {
     "real": VIEW,
     "imag": VIEW,
     "_broadcast_trick_inner": VIEW,
+    "exp": Rates(3.0),
+    "log": Rates(3.0),
+    "sin": Rates(3.0),
+    "cos": Rates(3.0),
+    "tanh": Rates(3.0),
     # arithmetic costs nothing beside the memory of GPUs
-    "exp": Rates(3.0, on_gpus=2.0),
-    "log": Rates(3.0, on_gpus=2.0),
-    "sin": Rates(3.0, on_gpus=2.0),
-    "cos": Rates(3.0, on_gpus=2.0),
-    "tanh": Rates(3.0, on_gpus=2.0),
     "power": Rates(90.0, on_gpus=2.0),
     "pow": Rates(90.0, on_gpus=2.0),
     "where": Rates(4.0),
@@ -82,18 +80,9 @@ RATES: Mapping[str, Rates] = {
     "ifftn": Rates(12.0),
     "qr": Rates(350.0),
     "_wrapped_qr": Rates(350.0),
-    "sum": Rates(outer=1),
-    "nansum": Rates(outer=1),
-    "prod": Rates(outer=1),
-    "nanprod": Rates(outer=1),
-    "any": Rates(outer=1),
-    "all": Rates(outer=1),
-    "chunk_min": Rates(outer=1),
-    "chunk_max": Rates(outer=1),
-    "arg_chunk": Rates(outer=1),
-    "mean_chunk": Rates(temporaries=0.0, outer=1),
+    "mean_chunk": Rates(temporaries=0.0),
     # differences and their squares, in double precision
-    "moment_chunk": Rates(12.0, temporaries=2.0, outer=2),
+    "moment_chunk": Rates(12.0, temporaries=2.0),
     # GPUs read an array twice, and write it once
     "cumsum": Rates(27.0, temporaries=0.0, on_gpus=2.0),
     "cumprod": Rates(temporaries=0.0, on_gpus=2.0),
@@ -102,9 +91,6 @@ RATES: Mapping[str, Rates] = {
     "sweep_block": Rates(temporaries=3.0),
 }
 """The rates of functions by name."""
-
-OUTER = 45.0
-"""CuPy's reduction along other axes than the last one, over a copy of the bytes that it reads."""
 
 MEMORY = 1.2
 """What of the passes is memory: a function within a kernel on a CPU does without it."""
@@ -223,10 +209,7 @@ def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
     options = getattr(task, "kwargs", {})
     if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
         return Work(USUAL.passes * copied)
-    if _on_gpu(node):
-        ndim = max((each.ndim for each, _ in operands if each), default=0)
-        return Work(_gpu_passes(function, options, ndim) * copied)
-    return Work(passes_of(function, options) * copied)
+    return Work(passes_of(function, options, on_gpu=_on_gpu(node)) * copied)
 
 
 def _product(
@@ -255,18 +238,11 @@ def _lengths_of(node: ArrayNode | None) -> list[float]:
     return [n / max(1, blocks) for n, blocks in zip(node.shape, node.grid, strict=True)]
 
 
-def passes_of(function: Any, options: Mapping[str, Any]) -> float:
-    """Return the passes of a function on a host; an alias of a block has no function."""
-    return 0.0 if function is None else RATES.get(named(function, options), USUAL).passes
-
-
-def _gpu_passes(function: Any, options: Mapping[str, Any], ndim: int) -> float:
-    """Return the passes of a function of CuPy's that reads blocks with ``ndim`` axes."""
-    rates = USUAL if function is None else RATES.get(named(function, options), USUAL)
-    axes = _axes(options)
-    if rates.outer and axes and not {-1, ndim - 1} & {*axes}:
-        return rates.outer * OUTER
-    return passes_of(function, options) if rates.on_gpus is None else rates.on_gpus
+def passes_of(function: Any, options: Mapping[str, Any], *, on_gpu: bool = False) -> float:
+    """Return the passes of a function; an alias of a block has no function."""
+    rates = RATES.get(named(function, options), USUAL)
+    passes = rates.on_gpus if on_gpu and rates.on_gpus is not None else rates.passes
+    return 0.0 if function is None else passes
 
 
 def _axes(options: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,17 +1,15 @@
-"""The work of tasks: what a function costs depends on the device, the axes, and other functions."""
+"""The work of tasks: what a function costs depends on the device, and other functions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import dask.array as da
-import numpy as np
 import pytest
 from dask.core import flatten
 
 from graph_opt.dask_graph.parse import parse
-from graph_opt.dask_graph.work import OUTER, USUAL, task_seconds
+from graph_opt.dask_graph.work import USUAL, task_seconds
 from graph_opt.model.cost import CUDA
 from graph_opt.model.layout import CUPY
 
@@ -35,19 +33,9 @@ def copies(seconds: float, nbytes: float) -> float:
     return seconds * CUDA.memory_bandwidth / nbytes
 
 
-@pytest.mark.parametrize(("function", "sums"), [(da.sum, 1), (da.max, 1), (da.var, 2)])
-def test_sums_along_outer_axes_are_slow_on_gpus(function: Any, sums: int) -> None:
-    rows = first_seconds(function(X, axis=0), on_gpu=True)
-    assert copies(rows, BLOCK + ROW) == pytest.approx(sums * OUTER)
-    for axis in (1, -1, None):
-        assert first_seconds(function(X, axis=axis), on_gpu=True) < rows / 2
-    assert first_seconds(function(X, axis=0), on_gpu=False) < rows / 2
-
-
 def test_arithmetic_costs_nothing_beside_the_memory_of_gpus() -> None:
     assert copies(first_seconds(X**3, on_gpu=True), 2 * BLOCK) == pytest.approx(USUAL.passes)
     assert copies(first_seconds(X**3, on_gpu=False), 2 * BLOCK) > 10 * USUAL.passes
-    assert copies(first_seconds(np.exp(X), on_gpu=True), 2 * BLOCK) == pytest.approx(USUAL.passes)
 
 
 def test_kernels_multiply_for_small_powers() -> None:
@@ -64,6 +52,6 @@ def test_kernels_multiply_for_small_powers() -> None:
 def test_a_reduction_is_a_kernel_of_its_own_on_gpus() -> None:
     fused = first_seconds(X.var(axis=0), on_gpu=True, fused=True)
     assert copies(fused, BLOCK) == pytest.approx(1, rel=0.1)  # X is read once
-    assert fused < first_seconds(X.var(axis=0), on_gpu=True) / 50
+    assert fused < first_seconds(X.var(axis=0), on_gpu=True) / 10
     on_host = first_seconds(X.var(axis=0), on_gpu=False, fused=True)
     assert on_host == first_seconds(X.var(axis=0), on_gpu=False)
