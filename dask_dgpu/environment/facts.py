@@ -1,23 +1,27 @@
-"""Facts about a cluster for the optimizer, gathered by the client once."""
+"""Facts about a cluster for the optimizer, gathered by the client once, and its free memory."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.environment.transports import check_transport_here, choose_transport
 from dask_dgpu.environment.workers import ask_workers, await_worker
+from dask_dgpu.runtime.program import Limits
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.model.cost import Hosts, Machine, calibrated, hosts_of, machine_of
 
@@ -30,6 +34,15 @@ STEADY = 1 / 16
 
 RUNTIME_BYTES = 180 * 2**20
 """Memory for torch and kernels in the process of a rank on CPUs."""
+
+RECORDED_FRACTION = 1 / 8
+"""Most of the usable memory for recordings, which plans do not count: the margin has it."""
+
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
+
+MEMORIES = range(1 << 62)
+"""Bytes that a device may have."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,60 @@ def rounded(memory: int, bits: int = 7) -> int:
     """
     rest = max(0, memory.bit_length() - bits)
     return memory >> rest << rest
+
+
+def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
+    """Return the bytes of a device, ``None`` if nobody knows."""
+    return facts.device_memory if settings.memory_limit is None else settings.memory_limit
+
+
+def usable(facts: ClusterFacts, settings: Settings) -> float | None:
+    """Return the bytes of a device that may be used, ``None`` for no limit."""
+    memory = memory_of(facts, settings)
+    found = None if memory is None else memory * (1 - settings.safety_margin)
+    bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
+    return min(bounds, default=None)
+
+
+def left_of(most: float, others: float) -> float:
+    """Return the bytes that are left of ``most`` for a gang beside other results."""
+    step = max(1.0, most / ROOM_STEPS)
+    return max(0.0, most - ceil(others / step) * step)
+
+
+class LeastMemory(NamedTuple):
+    """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
+
+    limit: int | None
+    cap: int | None
+
+
+def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings) -> LeastMemory:
+    """Return settings under which so many bytes are left beside other results."""
+
+    def least(share: float) -> int:
+        """Return the least bytes of which a share leaves enough: more of them leave more."""
+        leaves = partial(left_of, others=others)
+        return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
+
+    memory, cap = memory_of(facts, settings), settings.memory_cap
+    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
+    return LeastMemory(
+        least_limit if memory is not None and memory < least_limit else None,
+        least_cap if cap is not None and cap < least_cap else None,
+    )
+
+
+def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
+    """Return the limits of a gang, with those of its recordings by the memory of a device.
+
+    The free memory of a machine changes, so they are a power of two: equal programs stay equal.
+    """
+    limits, most = settings.limits, usable(facts, settings)
+    if most is None:
+        return limits
+    power = rounded(max(1, int(RECORDED_FRACTION * most)), bits=1)
+    return replace(limits, kept_recordings=min(limits.kept_recordings, power))
 
 
 def _check_here(settings: Settings) -> None:

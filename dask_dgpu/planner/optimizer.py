@@ -15,7 +15,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.facts import ClusterFacts, left_of, limits_of, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
 from dask_dgpu.operations import RULES
@@ -35,13 +35,10 @@ from dask_dgpu.planner.predict import (
     Prediction,
     begins_at_once,
     blocks_of,
-    left_of,
-    limits_of,
     plain_graph,
     plain_region,
     predict,
     rest_of,
-    usable,
 )
 from dask_dgpu.planner.present import (
     NOTHING,

@@ -6,13 +6,10 @@ the time of transfers and of work, and each task that depends on another worker'
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
-from math import ceil
 from operator import add
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,12 +17,11 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.utils import format_bytes
 
-from dask_dgpu.environment.facts import ClusterFacts, rounded
-from dask_dgpu.environment.settings import Settings
+from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.operations import Cost
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
-from dask_dgpu.runtime.program import Launch, Limits, Program
+from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.dask_graph.gathering import in_order
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
 from graph_opt.dask_graph.layers import PieceLayer, name_of
@@ -38,15 +34,6 @@ from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt, label
 from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Piece, Region
 from graph_opt.passes import insert
-
-RECORDED_FRACTION = 1 / 8
-"""Most of the usable memory for recordings, which plans do not count: the margin has it."""
-
-ROOM_STEPS = 64
-"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
-
-MEMORIES = range(1 << 62)
-"""Bytes that a device may have."""
 
 Key = Any
 Places = Mapping[Key, int]
@@ -216,48 +203,6 @@ class Gang:
         return f"plain Dask is predicted to be quicker ({plain:.3g} s against {ours:.3g} s)"
 
 
-def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
-    """Return the bytes of a device, ``None`` if nobody knows."""
-    return facts.device_memory if settings.memory_limit is None else settings.memory_limit
-
-
-def usable(facts: ClusterFacts, settings: Settings) -> float | None:
-    """Return the bytes of a device that may be used, ``None`` for no limit."""
-    memory = memory_of(facts, settings)
-    found = None if memory is None else memory * (1 - settings.safety_margin)
-    bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
-    return min(bounds, default=None)
-
-
-def left_of(most: float, others: float) -> float:
-    """Return the bytes that are left of ``most`` for a gang beside other results."""
-    step = max(1.0, most / ROOM_STEPS)
-    return max(0.0, most - ceil(others / step) * step)
-
-
-class LeastMemory(NamedTuple):
-    """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
-
-    limit: int | None
-    cap: int | None
-
-
-def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings) -> LeastMemory:
-    """Return settings under which so many bytes are left beside other results."""
-
-    def least(share: float) -> int:
-        """Return the least bytes of which a share leaves enough: more of them leave more."""
-        leaves = partial(left_of, others=others)
-        return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
-
-    memory, cap = memory_of(facts, settings), settings.memory_cap
-    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
-    return LeastMemory(
-        least_limit if memory is not None and memory < least_limit else None,
-        least_cap if cap is not None and cap < least_cap else None,
-    )
-
-
 def blocks_of(region: Region) -> list[Key]:
     """Return the keys of the blocks that a region reads."""
     return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
@@ -333,18 +278,6 @@ def predict(
         shape=shape,
         rows=max(shape[:1], default=1),
     )
-
-
-def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:
-    """Return the limits of a gang, with those of its recordings by the memory of a device.
-
-    The free memory of a machine changes, so they are a power of two: equal programs stay equal.
-    """
-    limits, most = settings.limits, usable(facts, settings)
-    if most is None:
-        return limits
-    power = rounded(max(1, int(RECORDED_FRACTION * most)), bits=1)
-    return replace(limits, kept_recordings=min(limits.kept_recordings, power))
 
 
 def begins_at_once(region: Region, places: Places) -> bool:

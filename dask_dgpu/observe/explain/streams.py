@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
-from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.facts import ClusterFacts, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.optimizer import Rewriting, made_by
-from dask_dgpu.planner.predict import Lack, Prediction, usable
+from dask_dgpu.planner.predict import Lack, Prediction
 from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.layers import is_block
 from graph_opt.dask_graph.members import tasks_of
