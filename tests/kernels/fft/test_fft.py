@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels.fft import Transform, transform
-from tests.array.fft.test_fft import DTYPES, ONE_AXIS, numbers
 
 NORMS = ("backward", "ortho", "forward")
 
@@ -79,33 +78,3 @@ def test_lines_are_read_where_they_lie(axis: int, order: str) -> None:
     np.testing.assert_allclose(made.get(), np.fft.ifft(part.get(), axis=axis) * n * 2, rtol=1e-4)
     for other in (part.real, part[::-1], cupy.broadcast_to(part[:1], part.shape)):
         assert transformed(other, 0, inverse=True, factor=1.0, overwrite=False) is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_kernel(dtype: str, overwrite: bool) -> None:
-    a = numbers(6, 7, 5, dtype=dtype)
-    before = a.copy()
-    steps = [Transform("fft", 2, 8), Transform("fft", 0, 6, "ortho"), Transform("hfft", 1, 9)]
-    result = transform(a, steps, overwrite=overwrite)
-    expected = before.astype("complex128")
-    for step in steps:
-        expected = getattr(np.fft, step.kind)(expected, step.n, step.axis, step.norm)
-    single = (np.dtype(dtype).itemsize <= 4 and dtype[0] == "f") or dtype == "complex64"
-    assert result.dtype == ("float32" if single else "float64")
-    np.testing.assert_allclose(result, expected, rtol=1e-4 if single else 1e-11, atol=1e-4)
-    if not overwrite:
-        np.testing.assert_array_equal(a, before)
-
-
-@pytest.mark.parametrize("kind", ONE_AXIS)
-def test_kernel_of_an_empty_block(kind: str) -> None:
-    for shape in [(0, 5), (3, 0)]:
-        result = transform(np.zeros(shape, "float32"), [Transform(kind, 1, 6)])
-        expected = getattr(np.fft, kind)(np.zeros(shape, "float32"), n=6, axis=1)
-        np.testing.assert_array_equal(result, expected, strict=True)
-
-
-def test_no_transforms_leave_a_block_alone() -> None:
-    block = numbers(3, dtype="int8")
-    assert transform(block, []) is block
