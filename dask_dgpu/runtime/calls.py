@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any, ClassVar, NoReturn
 
 import cloudpickle
@@ -221,16 +222,23 @@ class Chain:
         cls, tasks: Mapping[Any, Any], result: Any, names: Sequence[Any], *, copies: bool = False
     ) -> Chain:
         """Return the tasks that a result needs, in order; ``names`` are those of the blocks."""
-        order = list(_ordered(tasks, result, names))
+        sorter = TopologicalSorter({key: task.dependencies for key, task in tasks.items()})
+        needed, order = {result}, list[Any]()
+        for key in reversed([*sorter.static_order()]):
+            if key in needed and key not in names:
+                needed |= tasks[key].dependencies
+                order.append(key)
+        order.reverse()
         places = {name: at for at, name in enumerate([*names, *order])}
-        needed, links = {places[result]}, []
-        for key in reversed(order):
+        last = {name: key for key in order for name in tasks[key].dependencies}
+        links = []
+        for key in order:
             needs = list(tasks[key].dependencies)
             call = bound(tasks[key], {name: at for at, name in enumerate(needs)}, copies=copies)
-            read = tuple(places[name] for name in needs)
-            links.append((name_of(key), call, read, tuple({*read} - needed)))
-            needed.update(read)
-        return cls(tuple(reversed(links)), places[result])
+            ends = [name for name in needs if last[name] == key and name != result]
+            read, freed = (tuple(places[name] for name in each) for each in (needs, ends))
+            links.append((name_of(key), call, read, freed))
+        return cls(tuple(links), places[result])
 
     def __call__(self, *blocks: Array) -> Array:
         """Compute the result.
@@ -247,20 +255,6 @@ class Chain:
             for at in ends:
                 values[at] = None
         return values[self.result]
-
-
-def _ordered(tasks: Mapping[Any, Any], result: Any, names: Sequence[Any]) -> Iterator[Any]:
-    """Yield the keys of the tasks that a result needs, each after those that it needs itself."""
-    known, waiting = {*names}, [result]
-    while waiting:
-        key = waiting[-1]
-        missing = [] if key in known else [n for n in tasks[key].dependencies if n not in known]
-        waiting += missing
-        if not missing:
-            waiting.pop()
-            if key not in known:
-                known.add(key)
-                yield key
 
 
 # what is known of a call before it
