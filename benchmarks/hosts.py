@@ -18,7 +18,7 @@ import numpy as np
 from harness import Report, options
 
 from dask_dgpu.algorithms.halo.plan import traffic as halo_traffic
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil
 from dask_dgpu.algorithms.redistribute.plan import traffic as move_traffic
 from dask_dgpu.algorithms.stencil.plan import StencilTask, even_tiles

@@ -27,7 +27,7 @@ from harness import PLAIN, Report, fresh_complex, no_wait, options, timed
 from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, plan_on_ranks
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice

@@ -7,8 +7,7 @@ from operator import add, attrgetter, sub
 
 import numpy as np
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
-from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
     buffers,

@@ -11,8 +11,7 @@ import scipy.fft
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
-from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan
+from dask_dgpu.algorithms.pencil_fft.plan import Exchange, PencilPlan, plan_pencil_fft
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
 from graph_opt.model.layout import Chunks, even_spans
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
     cost,

@@ -16,7 +16,7 @@ from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
+from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.calls import Chain, bound

@@ -1,16 +1,19 @@
-"""The plan of a transform along several axes, in chunks."""
+"""The plan of a transform along several axes: slab or pencil, by the bytes that move."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
-from dask_dgpu.kernels.fft import Transform
-from graph_opt.model.layout import Chunks, Span, cuts_of, even_spans
+from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL, TRIGONOMETRIC, Transform
+from graph_opt.model.layout import Chunks, Span, block_spans, cuts_of, even_spans
 
 
 @dataclass(frozen=True)
@@ -195,3 +198,273 @@ def overwrites(plan: PencilPlan) -> bool:
     stage, (before, after) = plan.stages[-1], plan.exchanges[-2:]
     free = len(stage.chunks) > len(stage.transforms)
     return free and (before.dtype, stage.chunks) == (after.dtype, stage.output_chunks)
+
+
+MANY = 4
+"""Up to this number of axes, all sets of them are candidates."""
+
+Transforms = tuple[Transform, ...]
+Cost = tuple[float, float, int]
+"""Missing blocks, moved bytes, exchanges: the first difference decides."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A partial plan: the chunks of the array, and the remaining transforms."""
+
+    chunks: Chunks
+    left: Transforms
+    stages: tuple[Stage, ...] = ()
+    arrived: bool = False  # whether the last step was an exchange
+
+
+def plan_pencil_fft(
+    chunks: Chunks,
+    dtype: str,
+    transforms: Sequence[Transform],
+    *,
+    output_layout: Literal["any", "input"] = "any",
+    output_chunks: Chunks | None = None,
+    ranks: int | None = None,
+) -> PencilPlan:
+    """Choose the stages that move the fewest bytes and leave work for every rank.
+
+    Parameters
+    ----------
+    chunks, dtype
+        Of the input.
+    transforms : sequence of Transform
+        One for each axis, in any order; at most one of them from or to real numbers.
+    output_layout : {"any", "input"}, optional
+        ``"any"`` keeps the chunks of the last stage; ``"input"`` restores those of the input, or as
+        many along an axis of another length.
+    output_chunks : tuple of tuple of int, optional
+        Chunks of the output, which override ``output_layout``.
+    ranks : int, optional
+        Minimum number of blocks after an exchange, if the axes allow; by default that of the input.
+
+    Raises
+    ------
+    ValueError
+        If two transforms have the same axis, an axis does not exist, two are from or to real
+        numbers, or ``output_layout`` is unknown.
+
+    Notes
+    -----
+    The search is exhaustive, from the cheapest state on. A state is an array in some chunks with
+    some remaining transforms. There are few states: an axis keeps its cuts, is whole, or is cut
+    evenly.
+    """
+    _check(chunks, transforms, output_layout)
+    target = ranks or math.prod(len(sizes) for sizes in chunks)
+    goal = output_chunks
+    if goal is None and output_layout == "input":
+        goal = _like(chunks, transforms)
+    everything = tuple(sorted(transforms, key=lambda each: (each.kind in TO_REAL, each.axis)))
+    start = _State(_cropped(chunks, everything), everything)
+    counter = itertools.count()  # among equal costs the first state wins
+    queue: list[tuple[Cost, int, _State]] = [((0.0, 0.0, 0), next(counter), start)]
+    seen: set[tuple[Chunks, Transforms]] = set()
+    while True:
+        cost, _, state = heapq.heappop(queue)
+        if (state.chunks, state.left) in seen:
+            continue
+        seen.add((state.chunks, state.left))
+        if not state.left and goal in (None, state.chunks):
+            break
+        for after, step in _next(state, dtype, everything, target, goal):
+            total = cost[0] + step[0], cost[1] + step[1], cost[2] + step[2]
+            heapq.heappush(queue, (total, next(counter), after))
+    return PencilPlan(chunks, dtype, state.stages, state.chunks, result_dtype(dtype, everything))
+
+
+def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
+    """Return plans of one stage each, one after another, that parts of the array can go through.
+
+    Each keeps the cuts of the axes that it does not transform. An axis that it transforms gets
+    some of those of the output, or is cut evenly, about as often as that of the input, so that the
+    next ones can go through parts along it. An exchange comes first if the input is cut along the
+    axes of the first stage only.
+    """
+    given, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
+    chunks, most = given, max(map(len, given))
+    first = {each.axis for stage in plan.stages[:1] for each in stage.transforms}
+    others = [axis for axis in range(len(chunks)) if axis not in first]
+    if all(len(chunks[axis]) == 1 for axis in others):
+        cut = {axis: plan.output_chunks[axis] for axis in others if axis not in plan.axes}
+        split = tuple(cut.get(axis, sizes) for axis, sizes in enumerate(chunks))
+        if split != chunks:
+            found.append(PencilPlan(chunks, dtype, (), split, dtype))
+            chunks = split
+    for stage in plan.stages:
+        after = list(chunks)
+        for each in stage.transforms:
+            goal, parts = plan.output_chunks[each.axis], len(given[each.axis])
+            parts = parts if parts > 1 else most
+            after[each.axis] = _joined(goal, parts) or even_chunks(sum(goal), parts)
+        goals = plan.output_chunks if stage is plan.stages[-1] else tuple(after)
+        found.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))
+        chunks, dtype = goals, found[-1].output_dtype
+    return tuple(found)
+
+
+def _joined(sizes: Sequence[int], parts: int) -> tuple[int, ...] | None:
+    """Join chunks to so many, ``None`` if there is only one."""
+    joined = (sum(sizes[lo:hi]) for lo, hi in block_spans(cuts_of(sizes), parts) if lo < hi)
+    return tuple(joined) if len(sizes) > 1 else None
+
+
+def _next(
+    state: _State, dtype: str, everything: Transforms, target: int, goal: Chunks | None
+) -> Iterator[tuple[_State, Cost]]:
+    """Yield each way to transform in place and then exchange, and its cost."""
+    if not state.left:
+        if goal is not None:
+            yield (
+                _State(goal, (), state.stages),
+                _cost(state.chunks, goal, result_dtype(dtype, everything), target, enough=True),
+            )
+        return
+    for now in _local(state):
+        done = state
+        if now:
+            stages = (*state.stages, Stage(state.chunks, _ordered(now, state.chunks)))
+            left = tuple(transform for transform in state.left if transform not in now)
+            done = _State(transformed(state.chunks, now), left, stages)
+        elif state.arrived:
+            continue
+        if not done.left:
+            yield done, (0.0, 0.0, 0)
+            return  # an exchange would be useless
+        present = result_dtype(dtype, (each for each in everything if each not in done.left))
+        for axes in _gathered(done):
+            for chunks in _layouts(done.chunks, axes, target):
+                after = _State(chunks, done.left, done.stages, arrived=True)
+                yield after, _cost(done.chunks, chunks, present, target)
+
+
+def _local(state: _State) -> list[Transforms]:
+    """Return the candidate sets of transforms before the next exchange.
+
+    All possible ones; those that do not lengthen the array; those that keep real numbers real;
+    none, since real numbers are smaller than complex ones.
+    """
+    everything = tuple(each for each in state.left if len(state.chunks[each.axis]) == 1)
+    whole = tuple(each for each in everything if each.kind not in TO_REAL)
+    lengths = shape_of(state.chunks)
+    shorter = tuple(each for each in whole if each.output_length <= lengths[each.axis])
+    real = tuple(each for each in whole if each.kind in TRIGONOMETRIC)
+    sets = dict.fromkeys((everything, whole, shorter, real, ()))
+    return [now for now in sets if _in_order(set(now), set(state.left))]
+
+
+def _in_order(now: set[Transform], left: set[Transform]) -> bool:
+    """Whether some may precede the others: only cosines and sines commute with all."""
+    fourier = {each for each in left if each.kind not in TRIGONOMETRIC}
+    first = {each for each in fourier if each.kind in TO_HALF_COMPLEX}
+    last = {each for each in fourier if each.kind in TO_REAL}
+    too_late = bool(now & fourier) and not first <= now
+    too_early = bool(now & last) and not fourier <= now
+    return not (too_late or too_early)
+
+
+def _gathered(state: _State) -> Iterator[frozenset[int]]:
+    """Yield the candidate sets of axes that an exchange makes whole.
+
+    With many axes only neighbours are candidates, or the search takes seconds.
+    """
+    cut = {each.axis for each in state.left if len(state.chunks[each.axis]) > 1}
+    axes = [each.axis for each in state.left]
+    for count in range(len(axes), 0, -1):
+        sets: Iterable[tuple[int, ...]] = itertools.combinations(axes, count)
+        if len(axes) > MANY:
+            sets = (tuple(axes[at : at + count]) for at in range(len(axes) - count + 1))
+        for chosen in map(frozenset, sets):
+            gathered = {each for each in state.left if each.axis in chosen}
+            if chosen & cut and _in_order(gathered, set(state.left)):
+                yield chosen
+
+
+def _layouts(chunks: Chunks, whole: frozenset[int], target: int) -> Iterator[Chunks]:
+    """Yield chunks that are single along some axes, with enough blocks if possible.
+
+    The other axes keep their cuts if these are enough. Otherwise one of them is split further, and
+    if it is too short the rest too, from the longest on.
+    """
+    shape = shape_of(chunks)
+    base = {axis: (shape[axis],) if axis in whole else chunks[axis] for axis in range(len(shape))}
+    free = sorted((a for a in base if a not in whole and shape[a] > 1), key=lambda a: -shape[a])
+    if not free or math.prod(map(len, base.values())) >= target:
+        yield tuple(base.values())
+        return
+    for first in free:
+        cut = dict(base)
+        for axis in [first, *(other for other in free if other != first)]:
+            others = math.prod(len(sizes) for other, sizes in cut.items() if other != axis)
+            parts = min(shape[axis], -(-target // others))
+            if parts > len(cut[axis]):
+                cut[axis] = even_chunks(shape[axis], parts)
+        yield tuple(cut.values())
+
+
+def _cost(old: Chunks, new: Chunks, dtype: str, target: int, *, enough: bool = False) -> Cost:
+    if old == new:
+        return 0.0, 0.0, 0
+    blocks = math.prod(map(len, new))
+    lacking = 0.0 if enough else max(0.0, target / blocks - 1)
+    return lacking, Exchange(old, new, dtype).moved(target), 1
+
+
+def _ordered(transforms: Transforms, chunks: Chunks) -> Transforms:
+    """Sort: from real numbers first, to real numbers last, cosines and sines while they are real.
+
+    Among those that commute, pads come late.
+    """
+    lengths = shape_of(chunks)
+    from_real = any(transform.kind in TO_HALF_COMPLEX for transform in transforms)
+    to_real = any(transform.kind in TO_REAL for transform in transforms)
+
+    def key(transform: Transform) -> tuple[int, float, int]:
+        growth = transform.output_length / max(1, lengths[transform.axis])
+        turn = 2
+        if transform.kind in TRIGONOMETRIC:
+            turn = 0 if from_real else 4 if to_real else 2
+        elif transform.kind in TO_HALF_COMPLEX + TO_REAL:
+            turn = 1 if from_real else 3
+        # NumPy goes from the last axis to the first
+        return turn, growth, -transform.axis
+
+    return tuple(sorted(transforms, key=key))
+
+
+def _cropped(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
+    """Crop the elements that no transform uses."""
+    cropped = list(chunks)
+    for transform in transforms:
+        cuts = cuts_of(chunks[transform.axis])
+        if transform.input_length < cuts[-1]:
+            inside = pairwise(min(cut, transform.input_length) for cut in cuts)
+            cropped[transform.axis] = tuple(hi - lo for lo, hi in inside if lo < hi)
+    return tuple(cropped)
+
+
+def _like(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
+    """Return chunks for the output that resemble those of the input."""
+    like = list(chunks)
+    for transform in transforms:
+        length = transform.output_length
+        if length != sum(chunks[transform.axis]):
+            like[transform.axis] = even_chunks(length, len(chunks[transform.axis]))
+    return tuple(like)
+
+
+def _check(chunks: Chunks, transforms: Sequence[Transform], output_layout: str) -> None:
+    axes = [transform.axis for transform in transforms]
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"expected transforms along different axes, got {axes}")
+    if not all(0 <= axis < len(chunks) for axis in axes):
+        raise ValueError(f"expected axes 0 to {len(chunks) - 1} of transforms, got {axes}")
+    if sum(transform.kind in TO_HALF_COMPLEX + TO_REAL for transform in transforms) > 1:
+        raise ValueError("expected at most one transform from or to real numbers, got several")
+    if output_layout not in ("any", "input"):
+        raise ValueError(f"expected output_layout 'any' or 'input', got {output_layout!r}")

@@ -19,8 +19,7 @@ from dask.array.core import Array
 from dask.utils import typename
 from numpy.lib.array_utils import normalize_axis_index
 
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
-from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, plan_pencil_fft
 from dask_dgpu.arguments import (
     check_choice,
     check_chunk_sizes,

@@ -13,8 +13,7 @@ import numpy as np
 from dask.array.core import Array
 from dask.utils import funcname
 
-from dask_dgpu.algorithms.pencil_fft.choose import in_passes
-from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, result_dtype
+from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, in_passes, result_dtype
 from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.kernels import fft as kernel
 from graph_opt.dask_graph.layers import array_of, deferred

@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.pencil_fft.choose import plan_pencil_fft
-from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
+from dask_dgpu.algorithms.pencil_fft.plan import even_chunks, plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import peak, plan_on_ranks
 from dask_dgpu.array.fft import call, long_axis
 from dask_dgpu.array.fft.four_step import (
