@@ -245,7 +245,7 @@ def _protocol(workers: Iterable[str]) -> str:
 
 def _hosts(workers: Iterable[str]) -> Hosts:
     """Return the number of workers on each host, by their addresses; empty for one host."""
-    from dask_dgpu.runtime.scheduler.members import host_in
+    from dask_dgpu.runtime.scheduler.run import host_in
 
     with suppress(ValueError):  # an address without a host
         return hosts_of(sorted(map(host_in, workers)))

@@ -81,7 +81,7 @@ def _is_out(ts: TaskState) -> bool:
 
 async def _steps_done(scheduler: Scheduler, run: Run) -> int:
     """Return the number of steps that all ranks have finished."""
-    from dask_dgpu.runtime.scheduler.watch import look
+    from dask_dgpu.runtime.scheduler.run import look
 
     if run.epoch is None:
         return 0

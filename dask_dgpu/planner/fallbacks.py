@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import is_offloaded, scheduler_here
-from dask_dgpu.runtime.scheduler.messages import TOPIC, announce
+from dask_dgpu.runtime.scheduler.states import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.dask_graph.layers import name_of
 from graph_opt.model.layout import label

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.planner.predict import Places
-from dask_dgpu.runtime.scheduler.blocks import place_of
+from dask_dgpu.runtime.scheduler.states import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
 
 if TYPE_CHECKING:

@@ -39,11 +39,6 @@ def tasks_of_last(dask_scheduler: Any) -> int:
     return sum(map(len, dask_scheduler.computations[-1].groups))
 
 
-def messages_kept(dask_scheduler: Any) -> int:
-    """Number of messages to workers that Dask keeps, with the data in them."""
-    return sum(len(comm.recent_message_log) for comm in dask_scheduler.stream_comms.values())
-
-
 @pytest.mark.usefixtures("no_stealing")
 def test_each_step_has_one_task_a_block_and_the_same_program(client: Client) -> None:
     def compute(seed: int) -> int:
@@ -61,7 +56,6 @@ def test_each_step_has_one_task_a_block_and_the_same_program(client: Client) -> 
         assert client.run_on_scheduler(tasks_of_last) == own + joining
     assert counted(client) == {"launches": {5}, "programs": {0}, "asked": {0}}
     client.run(watch_no_more)
-    assert client.run_on_scheduler(messages_kept) == 0
 
 
 @pytest.mark.parametrize("second", ["with a task", "in memory", "again"])
@@ -101,4 +95,3 @@ class TestLosses(Losses):
         z.release()
         check(sent, range(6, 8))
         nothing_left(client)
-        assert client.run_on_scheduler(messages_kept) == 0

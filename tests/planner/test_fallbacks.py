@@ -19,7 +19,7 @@ from dask_dgpu.planner import fallbacks, optimizer
 from dask_dgpu.planner.fallbacks import MOST_CHARACTERS
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import OFFLOADED
-from dask_dgpu.runtime.scheduler.messages import DASK_WARNINGS, MOST_NAMES, TOPIC
+from dask_dgpu.runtime.scheduler.states import DASK_WARNINGS, MOST_NAMES, TOPIC
 from tests.cluster.observe import eventually
 
 A = np.arange(12.0).reshape(3, 4)

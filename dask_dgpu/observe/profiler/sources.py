@@ -42,13 +42,13 @@ class ClusterSource:
 
     def start(self) -> None:
         """Begin to record."""
-        from dask_dgpu.runtime.scheduler.recorder import Recorder
+        from dask_dgpu.runtime.scheduler.records import Recorder
 
         self._client.register_plugin(Recorder(self._name, self._client.id))
 
     def found(self, end: bool) -> Found:
         """Return what was recorded so far; ``end`` ends the record."""
-        from dask_dgpu.runtime.scheduler.recorder import recorded
+        from dask_dgpu.runtime.scheduler.records import recorded
 
         found: Found | None = None
         if self._client.status == "running":

@@ -1,35 +1,60 @@
-"""The launch of a run: members, plans, epoch, and a message to each member.
+"""The launch of a run: members, plans, epoch, and a message to each member; places of blocks.
 
 A run begins in one of two ways. The ``gang`` task calls, once its ``stage`` tasks have delivered
 the blocks. Or, if all blocks are in memory when Dask reads the graph, or will be soon, the run
-begins without tasks (:mod:`dask_dgpu.runtime.scheduler.direct`).
+begins without tasks::
+
+    with tasks     stage  ->  gang  ->  program  ->  gang returns  ->  out
+    without              launch  ->  program  ->  results are known
+
+The graph is the same, so Dask can run the tasks whenever it must: after a loss, for instance. If
+all input blocks of a gang are in memory, the scheduler marks its ``gang`` task as processing on a
+member that knows nothing of it, and launches the run. The ``stage`` tasks never run. Workers store
+the blocks of the result as the results of ``out`` tasks, and :func:`hand_over` tells Dask.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+import pickle
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.utils import log_errors
 from zict import LRU
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.scheduler.blocks import Staging, outs_of, restrict
-from dask_dgpu.runtime.scheduler.direct import hold, let_go, release, stop_waiting
-from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime import tasks
+from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.planned import KEPT_PROGRAMS, Planned
-from dask_dgpu.runtime.scheduler.recorder import recorders
+from dask_dgpu.runtime.scheduler.records import recorders
+from dask_dgpu.runtime.scheduler.run import watch
 from dask_dgpu.runtime.scheduler.sent import Sent
-from dask_dgpu.runtime.scheduler.waiting import Waiting
-from dask_dgpu.runtime.scheduler.watch import watch
+from dask_dgpu.runtime.scheduler.states import (
+    Finish,
+    Runs,
+    Stored,
+    block_of,
+    forget,
+    hold,
+    is_out,
+    place_of,
+    prefer,
+    release_unneeded,
+    send,
+    stop_waiting,
+    wait_again,
+)
+from graph_opt.dask_graph.emit import is_gang
+from graph_opt.dask_graph.internals import List, Task, TaskRef
+from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-    from dask_dgpu.runtime.scheduler.endings import Endings, Losses
-    from dask_dgpu.runtime.scheduler.epoch import Epochs
-    from dask_dgpu.runtime.scheduler.run import Run
+    from dask_dgpu.runtime.scheduler.losses import Endings, Losses
+    from dask_dgpu.runtime.scheduler.run import Epochs, Run, Token
 
 Key = Any
 
@@ -76,8 +101,12 @@ class Launches:
         If it cannot, its tasks run.
         """
         run.choose_members(self.scheduler)
-        if not hold(self.scheduler, run, stimulus_id):
+        running = {ws.address for ws in self.scheduler.running}
+        able = [member for member in run.members if member in running]
+        if not able:
             return
+        run.holder = able[run.run_id % len(able)]  # many may wait at once
+        hold(self.scheduler, run.key, run.holder, run.stage_keys(), stimulus_id)
         self.runs[run.key] = run
         if awaited:
             self.waiting.add(run, awaited)
@@ -98,7 +127,7 @@ class Launches:
         """
         for run in self._in_vain(key):
             asyncio.get_running_loop().call_soon(self._leave_to_tasks, run)
-            self.scheduler._transition(run.key, "waiting", stimulus_id)
+            wait_again(self.scheduler, run.key, stimulus_id)
 
     def _in_vain(self, key: Key) -> list[Run]:
         """Return the runs that wait for a block, or for the results of such a run.
@@ -159,8 +188,9 @@ class Launches:
         self.waiting.discard(run)
         for out in self._outs(run):
             self.missed(out.key, stimulus_id)
-        unneeded = stop_waiting(self.scheduler, run)
-        asyncio.get_running_loop().call_soon(release, self.scheduler, run, unneeded)
+        unneeded = stop_waiting(self.scheduler, run.key, run.stage_keys())
+        loop = asyncio.get_running_loop()
+        loop.call_soon(release_unneeded, self.scheduler, unneeded, _launched(run))
 
     def _leave_to_tasks(self, run: Run) -> None:
         """Run the tasks of a run that waits in vain, if Dask has not done so, nor ended it."""
@@ -184,7 +214,9 @@ class Launches:
                 epoch = self.epochs.get(run.members, *terms)
                 self._send(run, epoch)
             finally:
-                let_go(self.scheduler, run)
+                if run.holder is not None:  # members have the inputs, or the run is void
+                    unneeded = stop_waiting(self.scheduler, run.key, run.stage_keys())
+                    release_unneeded(self.scheduler, unneeded, _launched(run))
             await watch(self.scheduler, run, self.runs, self.endings.fail)
         except Exception as error:
             failure = GangError(f"{type(error).__name__}: {error}", phase="launch")
@@ -204,3 +236,289 @@ class Launches:
             message = run.launch_message(rank, epoch, profiled) | self.sent.new(member, run)
             self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
         self.staging.taken(run.stage_keys())
+
+
+def _launched(run: Run) -> str:
+    return f"dgpu-launched-{run.run_id}"
+
+
+class Ready(NamedTuple):
+    """A gang whose input blocks are in memory or will be: its key, launch, and blocks.
+
+    ``awaited`` are the keys of blocks that do not exist yet; ``staged`` has their likely workers.
+    """
+
+    key: Key
+    launch: Launch
+    staged: list[list[Token]]
+    awaited: frozenset[Key]
+
+
+def ready(scheduler: Scheduler, wanted: Iterable[Key], runs: Runs) -> Iterator[Ready]:
+    """Yield the gangs that a new graph needs and that can run without tasks.
+
+    ``runs`` are those of other gangs.
+    """
+    seen: set[TaskState] = set()
+    waiting = [ts for key in wanted if (ts := scheduler.tasks.get(key)) is not None]
+    while waiting:
+        ts = waiting.pop()
+        if ts.state != "released" or ts in seen:
+            continue
+        seen.add(ts)
+        found = _ready(scheduler, ts, runs) if is_gang(ts.key) else None
+        if found is None:
+            waiting += ts.dependencies
+        else:
+            yield found
+
+
+def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
+    """Return a gang if its input blocks are in memory, or on their way there."""
+    spec = gang.run_spec
+    if not (isinstance(spec, Task) and spec.func is tasks.gang) or gang.who_wants:
+        return None
+    launch, *lists = spec.args
+    staged: list[list[Token]] = []
+    awaited: set[Key] = set()
+    for each in lists:
+        staged.append([])
+        for ref in each.args if isinstance(each, List) else [None]:
+            block = _block(scheduler, ref)
+            worker = None if block is None else place_of(block, runs)
+            if block is None or worker is None:
+                return None
+            staged[-1].append((block.key, worker))
+            if block.state != "memory":
+                awaited.add(block.key)
+    return Ready(gang.key, launch, staged, frozenset(awaited))
+
+
+def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:
+    """Return the block that a ``stage`` task would read; none if the task must run.
+
+    It must in all parts of a collective but the first: they wait for the part before, and Dask may
+    spill the blocks meanwhile.
+    """
+    stage = scheduler.tasks.get(ref.key) if isinstance(ref, TaskRef) else None
+    if stage is None or stage.state != "released":
+        return None
+    spec = stage.run_spec
+    if not (isinstance(spec, Task) and spec.func is tasks.stage):
+        return None
+    read, _, *turn = spec.args
+    if turn:
+        return None
+    return scheduler.tasks.get(read.key) if isinstance(read, TaskRef) else None
+
+
+def hand_over(scheduler: Scheduler, run: Run) -> None:
+    """Tell Dask which results of a finished run are in memory; other ``out`` tasks run.
+
+    If a ``gang`` task waits for the answer, and has other results too, it returns first.
+    """
+    gang = scheduler.tasks.get(run.key)
+    if gang is None or gang.state != "processing" or gang.processing_on is None:
+        return
+    stimulus_id = f"dgpu-finished-{run.run_id}"
+    done = [out for out in gang.dependents if _is_done(out, gang, run)]
+    if run.holder is None and len(done) < len(gang.waiters or ()):
+        forget(scheduler, run.stored, stimulus_id)
+        return
+    finish = Finish(scheduler, stimulus_id)
+    unknown = Stored(gang.processing_on.address, 0, pickle.dumps(type(None)), "")
+    finish.add(gang, run.stored.pop(run.key, unknown))
+    for out in done:
+        finish.add(out, run.stored.pop(out.key))
+    finish.complete()
+    forget(scheduler, run.stored, stimulus_id)
+
+
+def _is_done(out: TaskState, gang: TaskState, run: Run) -> bool:
+    """Return whether a worker has stored the result of an ``out`` that waits for its gang alone."""
+    return out.key in run.stored and out.state == "waiting" and out.waiting_on == {gang}
+
+
+class Waiting:
+    """The runs without tasks whose blocks are not all in memory yet."""
+
+    def __init__(self) -> None:
+        self._runs: defaultdict[Key, list[Run]] = defaultdict(list)
+        self._awaited: dict[Key, set[Key]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        """Return whether a run waits for this block."""
+        return key in self._runs
+
+    def __len__(self) -> int:
+        return len(self._awaited)
+
+    def add(self, run: Run, awaited: Collection[Key]) -> None:
+        """Let a run wait for these blocks."""
+        self._awaited[run.key] = set(awaited)
+        for key in awaited:
+            self._runs[key].append(run)
+
+    def arrived(self, key: Key) -> list[Run]:
+        """Note a block; return the runs that wait for no more."""
+        complete = []
+        for run in self._runs.pop(key, []):
+            left = self._awaited[run.key]
+            left.discard(key)
+            if not left:
+                del self._awaited[run.key]
+                complete.append(run)
+        return complete
+
+    def missed(self, key: Key) -> list[Run]:
+        """Return the runs that wait for a block in vain; they wait no more."""
+        return [self.discard(run) for run in list(self._runs.get(key, []))]
+
+    def discard(self, run: Run) -> Run:
+        """Let a run wait no more."""
+        for key in self._awaited.pop(run.key, ()):
+            self._runs[key] = [each for each in self._runs[key] if each is not run]
+            if not self._runs[key]:
+                del self._runs[key]
+        return run
+
+
+class Staging:
+    """Follows ``stage`` tasks, and drops the blocks of released ones."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.workers: dict[Key, str] = {}
+
+    def moved(self, key: Key, finish: str, worker: str | None) -> None:
+        """Note a transition; a task that is released while it runs may still stage its block."""
+        if finish == "processing":
+            ts = self.scheduler.tasks[key]
+            worker = ts.processing_on.address if ts.processing_on else None
+        if finish in ("processing", "memory") and worker is not None:
+            self.workers[key] = worker
+        elif finish in ("released", "forgotten", "erred") and key in self.workers:
+            # after Dask's messages of this event, of which one may start the task
+            asyncio.get_running_loop().call_soon(self._drop, key, self.workers.pop(key))
+
+    def _drop(self, key: Key, worker: str) -> None:
+        if self.workers.get(key) != worker:  # else the task runs there again
+            send(self.scheduler, [worker], {"op": "dgpu-drop", "keys": [key]})
+
+    def taken(self, keys: Iterable[Key]) -> None:
+        """Forget the blocks of a gang."""
+        for key in keys:
+            self.workers.pop(key, None)
+
+    def remove_worker(self, worker: str) -> None:
+        """Forget the blocks of a lost worker."""
+        self.taken([key for key, address in self.workers.items() if address == worker])
+
+
+def restrict(scheduler: Scheduler, run: Run) -> None:
+    """Place each ``out`` on the worker that computes its block, if that worker runs tasks.
+
+    If a client releases and requests ``out`` tasks again, Dask creates them without our
+    restrictions, so these are set again each time. They only affect speed: an ``out`` elsewhere
+    asks the scheduler for the worker of its block, and fetches the block.
+    """
+    running = {ws.address for ws in scheduler.running}
+    for out in scheduler.tasks[run.key].dependents:
+        worker = run.worker_of(block_of(out))
+        prefer(scheduler, out, worker, loose=worker not in running)
+
+
+def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
+    """Return for each member the blocks that it computes, with the key of their ``out``.
+
+    Without those that do more than to return the block.
+    """
+    found: dict[str, list[tuple[Key, Key]]] = {}
+    for out in scheduler.tasks[run.key].dependents:
+        if out.state == "waiting" and is_out(out):
+            block = block_of(out)
+            found.setdefault(run.worker_of(block), []).append((block, out.key))
+    return found
+
+
+class NewArrays:
+    """Places the requested arrays that are computed from nothing, and data for gangs.
+
+    Dask gives each new block to a worker that is idle at that moment, so blocks with the same index
+    of two arrays are on different workers, and each step of a loop on new data plans, sends and
+    keeps another program. Each worker gets consecutive blocks instead, as many as the others. This
+    is a preference: other workers may steal the tasks, and compute them after a loss. It ends with
+    the computation, so results are as free as Dask's own.
+
+    Other arrays lie where their inputs are. Tasks whose results nobody requested stay with Dask's
+    queue, which limits how many of them are in memory.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._expected: set[str] = set()
+        self._placed: set[Key] = set()
+
+    def expect(self, keys: Iterable[Key]) -> None:
+        """Note the keys of requested arrays; any thread may call this before they are read."""
+        self._expected |= {key[0] for key in keys if isinstance(key, tuple)}
+
+    def place(self, keys: Collection[Key], gangs: Iterable[Key]) -> None:
+        """Place those of the requested keys that are of arrays, unless users chose workers.
+
+        Place ``stage`` tasks of these gangs too, if they hold their blocks.
+        """
+        names, self._expected = self._expected, set()
+        found: defaultdict[str, list[Key]] = defaultdict(list)
+        for key in keys:
+            if isinstance(key, tuple) and len(key) > 1 and key[0] in names:
+                found[key[0]].append(key)
+        for gang in gangs:
+            for stage in self.scheduler.tasks[gang].dependencies:
+                held: Key = stage.key
+                if not stage.dependencies:
+                    found[held[0]].append(held)
+        workers = list(self.scheduler.workers)
+        for blocks in found.values() if workers else ():
+            for key, rank in zip(sorted(blocks), dealt(len(blocks), len(workers)), strict=True):
+                for ts in _chain(self.scheduler.tasks[key]):
+                    prefer(self.scheduler, ts, workers[rank], loose=True)
+                    self._placed.add(ts.key)
+
+    def moved(self, key: Key, state: str) -> None:
+        """Forget the worker of a block that is computed, or not wanted any more."""
+        if key in self._placed and state in ("memory", "erred", "forgotten"):
+            self._free(key)
+
+    def add_worker(self) -> None:
+        """Let a new worker compute the blocks of lost ones.
+
+        If no worker is left, Dask waits for the preferred one to come back.
+        """
+        for ts in list(self.scheduler.unrunnable):
+            if ts.key in self._placed:
+                self._free(ts.key)
+
+    def _free(self, key: Key) -> None:
+        self._placed.discard(key)
+        if (ts := self.scheduler.tasks.get(key)) is not None:
+            prefer(self.scheduler, ts, None, loose=False)
+
+
+def _chain(ts: TaskState) -> list[TaskState]:
+    """Return the tasks of a new block, from the last to the first.
+
+    None if they read other data, if others read what is not requested, or if users chose workers.
+    """
+    chain = [ts]
+    while True:
+        last = chain[-1]
+        if last.state != "released" or (last is not ts and len(last.dependents) > 1):
+            return []
+        if last.worker_restrictions or last.host_restrictions or last.resource_restrictions:
+            return []
+        if not last.dependencies:
+            return chain
+        if len(last.dependencies) > 1:
+            return []
+        chain += last.dependencies

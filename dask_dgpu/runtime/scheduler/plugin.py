@@ -27,17 +27,12 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
-from dask_dgpu.runtime.scheduler.blocks import restrict
-from dask_dgpu.runtime.scheduler.direct import Stored, hand_over, ready
-from dask_dgpu.runtime.scheduler.endings import Endings, Losses
-from dask_dgpu.runtime.scheduler.epoch import Epochs
-from dask_dgpu.runtime.scheduler.launch import Launches
-from dask_dgpu.runtime.scheduler.messages import known_as, runs_on
-from dask_dgpu.runtime.scheduler.new_arrays import NewArrays
-from dask_dgpu.runtime.scheduler.paused import Paused
+from dask_dgpu.runtime.scheduler.launch import Launches, NewArrays, hand_over, ready, restrict
+from dask_dgpu.runtime.scheduler.losses import Endings, Losses, Paused
 from dask_dgpu.runtime.scheduler.rates import Rates, Terms
 from dask_dgpu.runtime.scheduler.records import Records
-from dask_dgpu.runtime.scheduler.run import Run
+from dask_dgpu.runtime.scheduler.run import Epochs, Run
+from dask_dgpu.runtime.scheduler.states import Stored, known_as, runs_on
 from dask_dgpu.runtime.scheduler.structures import Structures
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -88,7 +83,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        self.paused = Paused(scheduler, self.runs, self.launches.staging)
+        self.paused = Paused(scheduler, self.runs)
         check = PeriodicCallback(lambda: self.paused.check(), CHECKS_MS)
         scheduler.periodic_callbacks["dgpu-free-stuck"] = check
         check.start()
@@ -193,7 +188,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Let a new worker compute blocks of new arrays."""
-        self.new_arrays.add_worker(worker)
+        self.new_arrays.add_worker()
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
@@ -274,7 +269,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.losses = Losses(scheduler)
         self.launches = self._launches()
-        self.paused = Paused(scheduler, self.runs, self.launches.staging)
+        self.paused = Paused(scheduler, self.runs)
         self.new_arrays = NewArrays(scheduler)
         self.endings.cancelled = ("", [])
         self.endings.short.clear()

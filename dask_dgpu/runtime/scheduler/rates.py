@@ -20,9 +20,8 @@ import numpy as np
 from distributed import Client, Future
 
 from dask_dgpu.algorithms.probe import BLOCK_BYTES, PARTS, Figures
-from dask_dgpu.runtime.scheduler.epoch import Epochs, Ports
-from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
-from dask_dgpu.runtime.scheduler.messages import MEASUREMENT
+from dask_dgpu.runtime.scheduler.run import Epochs, Ports, by_host, member_hosts
+from dask_dgpu.runtime.scheduler.states import MEASUREMENT
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

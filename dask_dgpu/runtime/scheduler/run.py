@@ -1,15 +1,21 @@
-"""One attempt at a gang, on the scheduler."""
+"""Runs: attempts at gangs, their members and epochs, and the watch over their progress.
+
+An epoch is a set of workers that share a communicator.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.protocol.serialize import ToPickle
 
 from dask_dgpu.errors import GangError
@@ -17,20 +23,54 @@ from dask_dgpu.runtime.again import Tried
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.program import Launch, Program
-from dask_dgpu.runtime.scheduler.blocks import block_read, worker_with
-from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.scheduler.planned import Planned
+from dask_dgpu.runtime.scheduler.states import Stored, block_read, send, worker_with
 from graph_opt.dask_graph.plain import Plain
+from graph_opt.model.cost import Hosts, hosts_of
 from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.runtime.scheduler.direct import Stored
+    from dask_dgpu.comm.bootstrap import Transport
 
 Key = Any
+Report = dict[str, Any]
+
 Token = tuple[Key, str]
 """A block's key, and its worker."""
+
+Ports = tuple[int, int] | None
+"""The first and the last port on which ranks may listen, ``None`` for any."""
+
+Terms = tuple[tuple[str, ...], str, float, Ports]
+"""What identifies a communicator: members, transport, seconds to connect, ports."""
+
+KEPT_EPOCHS = 4
+"""Number of communicators that a worker keeps, besides those that runs use."""
+
+LONGEST_INTERVAL = 5.0
+"""Most seconds between two looks at a run."""
+
+
+def by_host(members: Iterable[str]) -> tuple[str, ...]:
+    """Order addresses host by host: hosts and the members of each in their present order."""
+    hosts: dict[str, list[str]] = {}
+    for member in members:
+        hosts.setdefault(host_in(member), []).append(member)
+    return tuple(member for found in hosts.values() for member in found)
+
+
+def member_hosts(members: Sequence[str]) -> Hosts:
+    """Return the number of members on each host, empty for one host; see :func:`hosts_of`."""
+    return hosts_of([host_in(member) for member in members])
+
+
+def host_in(address: str) -> str:
+    """Return the host in an address, of a protocol that this process may lack."""
+    _, location = parse_address(address)
+    host: str = parse_host_port(location.partition("/")[0], 0)[0]  # inproc has a path
+    return host
 
 
 @dataclass
@@ -243,3 +283,210 @@ class Run:
     def _end(self, answer: dict[str, Any]) -> None:
         if not self.outcome.done():
             self.outcome.set_result(answer)
+
+
+class Epochs:
+    """The most recently used epochs of a cluster whose members are all alive.
+
+    An epoch's name is never used twice, so members of an abandoned epoch and of its successor
+    cannot connect. Members meet at their stores, whose values travel over the scheduler: over
+    Dask's own connections, and without the help of a member that may be lost. When an epoch is
+    discarded, its members leave it. ``runs`` are the current and the finished ones.
+    """
+
+    def __init__(self, scheduler: Scheduler, runs: Mapping[Any, Run]) -> None:
+        self.scheduler = scheduler
+        self._runs = runs
+        self._kept: dict[Terms, str] = {}  # names; the most recently used comes last
+        self._names = count()
+
+    def get(
+        self,
+        members: tuple[str, ...],
+        transport: Transport,
+        timeout: float,
+        ports: Ports = None,
+    ) -> str:
+        """Return the name of the epoch on these terms.
+
+        Raises
+        ------
+        OSError
+            If a member is lost.
+        """
+        if any(member not in self.scheduler.workers for member in members):
+            raise OSError("a member is lost")
+        terms = members, transport, timeout, ports
+        name = self._kept.pop(terms, None) or f"{self.scheduler.id}-{next(self._names)}"
+        self._kept[terms] = name
+        self._discard_idle()
+        return name
+
+    def share(self, epoch: str, key: str, value: bytes, worker: str) -> None:
+        """Pass a value that a member has set on to the stores of the others.
+
+        Nobody misses one: the epoch is announced to all members before any of them sets a value.
+        """
+        for terms, name in self._kept.items():
+            if name == epoch and worker in terms[0]:
+                message = {"op": "dgpu-shared", "epoch": epoch, "key": key, "value": value}
+                send(self.scheduler, [each for each in terms[0] if each != worker], message)
+
+    def connect(
+        self,
+        members: tuple[str, ...],
+        transport: Transport,
+        timeout: float,
+        ports: Ports = None,
+        **more: Any,
+    ) -> None:
+        """Make the members of an epoch connect now; the message to each has ``more`` fields.
+
+        Raises
+        ------
+        OSError
+            If a member is lost.
+        """
+        epoch = self.get(members, transport, timeout, ports)
+        for rank, member in enumerate(members):
+            message: dict[str, Any] = {
+                "op": "dgpu-warm-up",
+                "epoch": epoch,
+                "rank": rank,
+                "size": len(members),
+                "transport": transport,
+                "timeout": timeout,
+                "ports": ports,
+                **more,
+            }
+            send(self.scheduler, [member], message)
+
+    def discard(self, name: str, reason: str) -> None:
+        """Discard an epoch."""
+        for terms in [terms for terms, kept in self._kept.items() if kept == name]:
+            self._discard(terms, reason)
+
+    def remove_worker(self, worker: str) -> None:
+        """Discard all epochs of a lost worker."""
+        for terms in [terms for terms in self._kept if worker in terms[0]]:
+            self._discard(terms, "a member is lost")
+
+    def relieve(self, worker: str) -> None:
+        """Discard the idle epochs of a worker that is short of memory, but the last one used."""
+        used = self._used()
+        own = [(terms, name) for terms, name in self._kept.items() if worker in terms[0]]
+        for terms, name in own[:-1]:
+            if name not in used:
+                self._discard(terms, "a member is short of memory")
+
+    def clear(self) -> None:
+        """Discard all epochs."""
+        for terms in list(self._kept):
+            self._discard(terms, "the cluster restarts")
+
+    def _discard(self, terms: Terms, reason: str) -> None:
+        name = self._kept.pop(terms)
+        message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
+        send(self.scheduler, terms[0], message)
+
+    def _used(self) -> set[str | None]:
+        """Return the names of the epochs in which runs have not ended."""
+        return {run.epoch for run in self._runs.values() if not run.outcome.done()}
+
+    def _discard_idle(self) -> None:
+        """Discard the least recently used epochs of workers that keep too many."""
+        counts = Counter(member for members, *_ in self._kept for member in members)
+        used = self._used()
+        *older, _ = self._kept.items()
+        for terms, name in older:
+            members = terms[0]
+            crowded = any(counts[member] > KEPT_EPOCHS for member in members)
+            if crowded and name not in used:
+                counts.subtract(members)
+                self._discard(terms, "others were used more recently")
+
+
+async def watch(
+    scheduler: Scheduler,
+    run: Run,
+    runs: Mapping[Any, Run],
+    fail: Callable[[Run, GangError], None],
+) -> None:
+    """Poll the members of a run until it ends; call ``fail`` if it makes no progress.
+
+    Progress means that a rank reports a new step; a program may take any time. A long function of
+    a user counts as progress, because Dask would wait for it too, but it does not excuse another
+    rank that does not answer: the function may wait for that rank's device. A run whose worker is
+    still in an earlier one of ``runs`` is not stuck, because that run is watched itself.
+
+    Transports wait for other ranks without a limit. So only this ends a hang: ``fail`` makes the
+    members abort their communicators.
+    """
+    timeout = run.program.limits.timeout
+    interval = min(timeout / 4, LONGEST_INTERVAL)
+    clock = asyncio.get_running_loop().time
+    seen: dict[str, Report] = {}
+    moved = clock()
+    answered = dict.fromkeys(run.members, moved)
+    while True:
+        await asyncio.wait([run.outcome], timeout=interval)
+        if run.outcome.done():
+            return
+        awaited = sorted(run.awaited)
+        reports = await asyncio.gather(*(look(scheduler, run, w, interval) for w in awaited))
+        now = {worker: r for worker, r in zip(awaited, reports, strict=True) if r}
+        watched = {(each.key, each.run_id) for each in runs.values() if not each.outcome.done()}
+        if any(r["behind"] in watched or _moved(seen.get(w), r) for w, r in now.items()):
+            moved = clock()
+        seen |= now
+        answered.update(dict.fromkeys(now, clock()))
+        since = min([moved, *(answered[worker] for worker in awaited)])
+        if clock() - since >= timeout:
+            if not run.outcome.done():
+                fail(run, _blame(run, awaited, now, timeout))
+            return
+
+
+async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Report | None:
+    """Return the progress of a member, as :attr:`Job.report` has it, within ``limit`` seconds.
+
+    ``None`` means no answer. ``calling`` and ``at_work`` describe the worker's current job, and
+    ``behind`` names it if it is not this run's.
+    """
+    if worker not in scheduler.workers:
+        return None
+    try:
+        answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
+    except Exception:  # any reason not to answer
+        return None
+    running = answer["running"]
+    for report in running:
+        if (report["key"], report["run_id"]) == (run.key, run.run_id):
+            # a worker runs its jobs in the order in which they were launched
+            first = running[0] if report["phase"] == "queued" else report
+            at_work = (first["run_id"], first["done"], first["phase"])
+            behind = (first["key"], first["run_id"]) if first is not report else None
+            return {**report, "calling": first["calling"], "at_work": at_work, "behind": behind}
+    return {
+        "phase": "finished",
+        "done": -1,
+        "calling": False,
+        "at_work": (run.run_id, -1, "finished"),
+        "behind": None,
+        "steps": len(run.program.nodes),
+    }
+
+
+def _moved(before: Report | None, now: Report) -> bool:
+    return now["calling"] or before is None or before["at_work"] != now["at_work"]
+
+
+def _blame(run: Run, awaited: list[str], now: dict[str, Report], timeout: float) -> GangError:
+    """Blame a member that does not answer, otherwise the one with least progress."""
+    silent = [worker for worker in awaited if worker not in now]
+    if silent:
+        reason = f"{run.launch.title}: a rank has not answered for {timeout:g} s"
+        return GangError(reason, run.rank(silent[0]), silent[0], "program")
+    worker = min(awaited, key=lambda worker: int(now[worker]["done"]))
+    reason = f"{run.launch.title}: no rank has made progress for {timeout:g} s"
+    return GangError(reason, run.rank(worker), worker, now[worker]["phase"])

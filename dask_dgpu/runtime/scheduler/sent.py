@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zict import LRU
 
-from dask_dgpu.runtime.scheduler.messages import send
+from dask_dgpu.runtime.scheduler.states import send
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler

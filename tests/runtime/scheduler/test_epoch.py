@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.runtime.scheduler.epoch import KEPT_EPOCHS, Epochs
+from dask_dgpu.runtime.scheduler.run import KEPT_EPOCHS, Epochs
 
 MEMBERS = ("tcp://a", "tcp://b", "tcp://c")
 

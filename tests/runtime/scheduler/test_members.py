@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dask_dgpu.runtime.scheduler.members import by_host, member_hosts
 from dask_dgpu.runtime.scheduler.rates import _each
+from dask_dgpu.runtime.scheduler.run import by_host, member_hosts
 
 
 def test_members_are_ordered_host_by_host() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dask_dgpu.runtime.scheduler.waiting import Waiting
+from dask_dgpu.runtime.scheduler.launch import Waiting
 
 
 def run(name: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.program import Launch, Limits, Program
-from dask_dgpu.runtime.scheduler.watch import watch
+from dask_dgpu.runtime.scheduler.run import watch
 from graph_opt.model.cost import HOST
 
 TIMEOUT = 0.2

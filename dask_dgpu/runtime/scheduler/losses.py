@@ -1,31 +1,38 @@
-"""The losses of gangs, and the ends of runs: failed, abandoned, or restarted."""
+"""Runs that end badly: lost workers, errors, void communicators, and paused workers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
-from distributed.protocol.serialize import Serialized
+from dask.utils import format_bytes
+from distributed.core import Status
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.failure import RankError, pickled
-from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.scheduler.messages import announce, no_time, send
-from dask_dgpu.runtime.scheduler.recorder import recorders
-from graph_opt.dask_graph.internals import Task
+from dask_dgpu.runtime.scheduler.records import recorders
+from dask_dgpu.runtime.scheduler.states import (
+    announce,
+    fail,
+    fail_waiting,
+    launch_of,
+    released,
+    run_again,
+    send,
+)
+from graph_opt.dask_graph.emit import is_gang, is_stage
 from graph_opt.dask_graph.plain import Plain
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
-    from dask_dgpu.runtime.scheduler.epoch import Epochs
-    from dask_dgpu.runtime.scheduler.run import Run
+    from dask_dgpu.runtime.scheduler.run import Epochs, Run
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +65,7 @@ class Losses:
         if lost <= run.program.limits.restarts:
             return None
         cause = self._last[run.key][1]
-        reason = f"{cause.reason} {lost} times"
-        return GangError(reason, cause.rank, cause.worker, cause.phase)
+        return GangError(f"{cause.reason} {lost} times", cause.rank, cause.worker, cause.phase)
 
     def forget(self, key: Key) -> None:
         """Forget the losses of a gang that is finished or released."""
@@ -79,9 +85,21 @@ class Losses:
         if not _in_vain(ts):
             self._look_after(seconds, key, loss)
             return
-        reason = f"{lost.reason} and none came back"
-        error = GangError(reason, lost.rank, lost.worker, lost.phase)
+        error = GangError(f"{lost.reason} and none came back", lost.rank, lost.worker, lost.phase)
         fail_waiting(self.scheduler, ts, error, f"dgpu-in-vain-{loss}")
+
+
+def _in_vain(ts: TaskState) -> bool:
+    """Return whether a task waits for one without a worker, or for none that is processed.
+
+    Other waits may be long: a worker requests a block from a lost one for half a minute.
+    """
+    states: set[str | None] = set()
+    tasks = {ts}
+    while tasks:
+        states.update(each.state for each in tasks)
+        tasks = set().union(*(each.waiting_on or () for each in tasks))
+    return "no-worker" in states or states.isdisjoint(("processing", "queued"))
 
 
 class Endings:
@@ -156,16 +174,8 @@ class Endings:
     def _insist(self, run: Run, error: GangError) -> None:
         """Fail the gang's task here if its worker does not; Dask may have it run again."""
         ts = self.scheduler.tasks.get(run.key)
-        if self.runs.get(run.key) is run and ts is not None and ts.processing_on is not None:
-            self.scheduler.handle_task_erred(
-                run.key,
-                f"dgpu-failed-{run.run_id}",
-                worker=ts.processing_on.address,
-                run_id=ts.run_id,
-                exception=pickled(error),
-                exception_text=repr(error),
-                **no_time(),
-            )
+        if self.runs.get(run.key) is run and ts is not None:
+            fail(self.scheduler, ts, error, pickled(error), f"dgpu-failed-{run.run_id}")
 
     def cancel(self, run: Run, stimulus_id: str) -> None:
         """End the run of a released task."""
@@ -211,41 +221,82 @@ class Endings:
                 run.restart()
                 self.abandon(run, "it starts over")
         ts = self.scheduler.tasks.get(key)
-        if ts is None:
-            return
-        if any(out.state == "erred" for out in ts.dependents):
-            return
-        released = [out.key for out in ts.dependents if out.state not in ("memory", "released")]
-        released += [ts.key, *(stage.key for stage in ts.dependencies)]
-        recommendations: dict[Key, Any] = dict.fromkeys(released, "released")
-        logger.info("gang %s starts over: %s", key, stimulus_id)
-        self.scheduler.transitions(recommendations, stimulus_id=stimulus_id)
-        self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=stimulus_id)
+        if ts is not None:
+            logger.info("gang %s starts over: %s", key, stimulus_id)
+            run_again(self.scheduler, ts, stimulus_id)
 
 
-def fail_waiting(scheduler: Scheduler, ts: TaskState, error: GangError, stimulus_id: str) -> None:
-    """Let a task fail that waits for others; it needs a task to blame to become erred."""
-    ts.exception = cast(Serialized, pickle.dumps(error))
-    ts.exception_text = repr(error)
-    ts.exception_blame = ts
-    scheduler.transitions({ts.key: "erred"}, stimulus_id=stimulus_id)
+class Paused:
+    """Lets other workers run the tasks of paused ones, and ends gangs if that does not help.
 
-
-def launch_of(gang: TaskState) -> Launch | None:
-    """Return the launch of a ``gang`` task, which an array in a Delayed may hide."""
-    spec = gang.run_spec
-    launch = spec.args[0] if isinstance(spec, Task) and spec.args else None
-    return launch if isinstance(launch, Launch) else None
-
-
-def _in_vain(ts: TaskState) -> bool:
-    """Return whether a task waits for one without a worker, or for none that is processed.
-
-    Other waits may be long: a worker requests a block from a lost one for half a minute.
+    Dask pauses a worker whose memory is nearly full: it runs no further task until memory is free.
+    But its staged blocks are only freed by their gang, which may wait for its tasks, and its
+    results only by the ``out`` tasks that would return them.
     """
-    states: set[str | None] = set()
-    tasks = {ts}
-    while tasks:
-        states.update(each.state for each in tasks)
-        tasks = set().union(*(each.waiting_on or () for each in tasks))
-    return "no-worker" in states or states.isdisjoint(("processing", "queued"))
+
+    def __init__(self, scheduler: Scheduler, runs: dict[Key, Run]) -> None:
+        self.scheduler = scheduler
+        self.runs = runs
+        self._since: dict[Key, float] = {}
+
+    def check(self) -> None:
+        """Look for such gangs, once in a while."""
+        for run in list(self.runs.values()):  # transitions change the runs
+            self._fetch_results(run)
+        now, stuck = monotonic(), dict(self._stuck())
+        self._since = {gang.key: self._since.get(gang.key, now) for gang in stuck}
+        for gang, worker in stuck.items():
+            launch = launch_of(gang)
+            if launch is None:
+                continue
+            waited, limits = now - self._since[gang.key], launch.program.limits
+            if waited >= limits.timeout:
+                reason = f"{launch.title} cannot begin: {self._reason(gang, worker)}"
+                error = GangError(reason, worker=worker.address, phase="stage")
+                fail_waiting(self.scheduler, gang, error, f"dgpu-paused-{now}")
+            elif waited >= limits.grace and self.scheduler.running:
+                unable = [ts.key for ts in self._unable(gang, worker)]
+                released(self.scheduler, unable, f"dgpu-paused-{now}")
+
+    def _fetch_results(self, run: Run) -> None:
+        """Let other workers fetch the results of a paused one."""
+        gang = self.scheduler.tasks.get(run.key)
+        if not run.finished or gang is None or gang.state != "memory":
+            return
+        stuck = []
+        for out in gang.dependents:
+            idle = out.state == "processing" and out.processing_on not in self.scheduler.running
+            if idle or (out.state == "no-worker" and not out.loose_restrictions):
+                out.loose_restrictions = True
+                stuck.append(out.key)
+        released(self.scheduler, stuck, f"dgpu-paused-{run.run_id}")
+
+    def _stuck(self) -> Iterator[tuple[TaskState, WorkerState]]:
+        """Yield gangs that have blocks on a paused worker and wait for its tasks."""
+        paused = [w for w in self.scheduler.workers.values() if w.status is Status.paused]
+        for worker in paused:
+            for stage in worker.has_what:
+                for gang in stage.dependents if is_stage(stage.key) else ():
+                    if is_gang(gang.key) and any(self._unable(gang, worker)):
+                        yield gang, worker
+
+    def _unable(self, gang: TaskState, worker: WorkerState) -> Iterator[TaskState]:
+        """Yield tasks for which a gang waits and a worker would have to run, or every worker."""
+        nobody = not self.scheduler.running
+        seen: set[TaskState] = set()
+        left = list(gang.waiting_on or ())
+        while left:
+            ts = left.pop()
+            if ts not in seen:
+                seen.add(ts)
+                left += ts.waiting_on or ()
+                if ts.processing_on is worker or (nobody and ts.state in ("no-worker", "queued")):
+                    yield ts
+
+    def _reason(self, gang: TaskState, worker: WorkerState) -> str:
+        staged = [stage for stage in gang.dependencies if stage in worker.has_what]
+        nbytes = sum(ts.get_nbytes() for stage in staged for ts in stage.dependencies)
+        return (
+            f"Dask has paused a worker, which holds {format_bytes(nbytes)} of its blocks; "
+            f"set dgpu.memory.limit to less"
+        )
