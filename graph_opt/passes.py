@@ -1,4 +1,4 @@
-r"""Passes over a graph: find pieces, replace Dask's layers by them, check, and form regions.
+r"""Form regions: the work of one gang each.
 
 One gang runs a region as one program::
 
@@ -13,159 +13,64 @@ One gang runs a region as one program::
 Members are pieces and Dask's own layers that compute blocks from whole blocks
 (:mod:`graph_opt.dask_graph.members`). All members of a region have one level, so no path leads
 out of it and back in: all its inputs exist before it starts.
+
+Regions that read the same arrays, and do not depend on each other, are for one gang too::
+
+    x.sum()  (x * y).sum()          both read x: one launch, one answer
+    z = x @ y;  z.persist() + x     the second reads the first, through other layers: two
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any
 
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-
-from graph_opt.dask_graph.blockwork import blockwork
-from graph_opt.dask_graph.clusters import Calls
-from graph_opt.dask_graph.forms import node_of
-from graph_opt.dask_graph.fusing import fuse_expressions, may_fuse
-from graph_opt.dask_graph.internals import DataNode, GraphNode
-from graph_opt.dask_graph.layers import PieceLayer
-from graph_opt.dask_graph.parse import (
-    ArrayGraph,
-    Culled,
-    Rule,
-    block_function,
-    by_name,
-    depth_first,
-    function_name,
-)
-from graph_opt.model.layout import ArrayNode, Declined
-from graph_opt.model.piece import Member, Piece, Region
+from graph_opt.model.piece import Region
+from graph_opt.model.reader import Key, Reader
 
 Levels = dict[str, int]
-
-OPTED_OUT = "dask.annotate(dgpu=False)"
-"""Why a layer stays with Dask if the user says so."""
+Needed = Mapping[str, AbstractSet[str]]
 
 STREAM_FRACTION = 0.5
 """A stream writes less than this fraction of the bytes that it reads."""
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Pieces to rewrite, and pieces that stay with Dask."""
-
-    pieces: tuple[Piece, ...]
-    declined: tuple[Declined, ...]
-
-
-def find(graph: ArrayGraph, rules: Collection[Rule]) -> Matches:
-    """Try the rules on every layer at which they may start, in this order, until one matches."""
-    pieces: list[Piece] = []
-    declined: list[Declined] = []
-    for name, layer in graph.layers.items():
-        function = block_function(graph, name)
-        called = "" if function is None else function_name(function)
-        for rule in rules:
-            found = rule.match(graph, name) if rule.starts(name, layer, called) else None
-            if isinstance(found, Declined):
-                declined.append(found)
-            elif found is not None:
-                if any(map(graph.is_out, found.layers)):
-                    declined.append(Declined(found.output.name, OPTED_OUT))
-                else:
-                    pieces.append(found)
-                break
-    return Matches(tuple(pieces), tuple(declined))
-
-
-def insert(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
-    """Replace the layers of each piece by a :class:`PieceLayer`."""
-    layers: dict[str, Layer] = dict(graph.layers)
-    dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
-    for piece in pieces:
-        annotations: dict[str, object] = {}
-        for name in piece.layers:
-            annotations.update(layers.pop(name).annotations or {})
-            del dependencies[name]
-        layers[piece.output.name] = PieceLayer(piece, annotations=annotations or None)
-        dependencies[piece.output.name] = {node.name for node in piece.inputs}
-    return HighLevelGraph(layers, dependencies)
-
-
-class IllegalGraphError(Exception):
-    """A pass returned an invalid graph."""
-
-
-def check(graph: HighLevelGraph) -> HighLevelGraph:
-    """Return ``graph`` if it is legal, raise :class:`IllegalGraphError` if not."""
-    for name, needed in graph.dependencies.items():
-        if name not in graph.layers:
-            raise IllegalGraphError(f"layer {name} has dependencies but does not exist")
-        missing = needed - graph.layers.keys()
-        if missing:
-            raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
-    for layer in graph.layers.values():
-        if isinstance(layer, PieceLayer):
-            fault = layer.piece.fault()
-            if fault is None and not layer.wanted <= set(layer.piece.computed):
-                fault = "blocks are wanted that are not computed"
-            if fault is not None:
-                raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
-    return graph
-
-
-def combine(
-    graph: HighLevelGraph,
-    arrays: ArrayGraph,
-    local: Collection[str],
-    keys: Collection[Any],
-    calls: Calls,
-) -> HighLevelGraph:
-    """Replace layers by kernels, as :func:`fuse_expressions`, if any may become one.
-
-    ``arrays`` say whether kernels are wanted.
-    """
-    if not (arrays.fused and may_fuse(graph, arrays)):
-        return graph
-    return fuse_expressions(graph, arrays, local, keys, calls)
-
-
 def partition(
-    culled: Culled,
-    arrays: ArrayGraph,
+    graph: Reader,
     local: Collection[str],
     keys: Collection[Any],
     skipped: Callable[[list[str]], bool] = lambda names: False,
 ) -> list[Region]:
-    """Partition a graph with :class:`PieceLayer` into regions.
+    """Partition a graph with pieces into regions.
 
     A region without a collective is work of Dask's own that a gang can do. There is none of layers
     that are ``skipped``: a region takes estimates of all its tasks.
-    ``arrays`` are Dask's declarations, ``local`` the layers that a gang can compute without a
-    collective, and ``keys`` the requested blocks.
+    ``local`` are the layers that a gang can compute without a collective, and ``keys`` the
+    requested blocks.
     """
-    graph = culled.graph
-    pieces = {name for name, layer in graph.layers.items() if isinstance(layer, PieceLayer)}
-    members = pieces | (graph.layers.keys() & set(local))
+    pieces = {name for name in graph.dependencies if graph.piece(name) is not None}
+    members = pieces | (graph.dependencies.keys() & set(local))
     order = depth_first(graph.dependencies)
     requested = by_name(keys)
-    levels = _levels(culled, order, members, requested)
+    levels = _levels(graph, order, members, requested)
     found = []
     for component in _connected(graph, order, levels, members):
-        names = _without_streams(component, culled, arrays, pieces)
+        names = _without_streams(component, graph, pieces)
         if names and not (pieces.isdisjoint(names) and skipped(names)):
-            found.append(_region(names, culled, arrays, requested))
+            found.append(_region(names, graph, requested))
     return found
 
 
 def _levels(
-    culled: Culled, order: list[str], members: set[str], requested: Collection[str]
+    graph: Reader, order: list[str], members: set[str], requested: Collection[str]
 ) -> Levels:
     """Count, on the paths to each layer, how often a layer that is no member reads a member.
 
     Members that only members read have the level of their readers.
     """
-    graph, readers = culled.graph, culled.readers
     levels: Levels = {}
     for name in order:
         above = members if name not in members else set()
@@ -173,14 +78,14 @@ def _levels(
             (levels[other] + (other in above) for other in graph.dependencies[name]), default=0
         )
     for name in reversed(order):
-        if name in members and name not in requested and readers[name] <= members:
-            lowest = min((levels[reader] for reader in readers[name]), default=0)
+        if name in members and name not in requested and graph.readers[name] <= members:
+            lowest = min((levels[reader] for reader in graph.readers[name]), default=0)
             levels[name] = max(levels[name], lowest)
     return levels
 
 
 def _connected(
-    graph: HighLevelGraph, order: list[str], levels: Levels, members: set[str]
+    graph: Reader, order: list[str], levels: Levels, members: set[str]
 ) -> list[list[str]]:
     """Group members of one level and with equal annotations that read each other."""
     parents: dict[str, str] = {}
@@ -192,7 +97,7 @@ def _connected(
         return name
 
     def kind(name: str) -> tuple[int, Any]:
-        return levels[name], graph.layers[name].annotations or {}
+        return levels[name], graph.annotations(name)
 
     for name in filter(members.__contains__, order):
         parents[name] = name
@@ -205,15 +110,12 @@ def _connected(
     return list(groups.values())
 
 
-def _without_streams(
-    names: list[str], culled: Culled, arrays: ArrayGraph, pieces: set[str]
-) -> list[str]:
+def _without_streams(names: list[str], graph: Reader, pieces: set[str]) -> list[str]:
     """Leave streams to Dask: members before any collective that reduce much to little.
 
     Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
     with other readers, or of blocks in memory, is no stream: its blocks must exist anyway.
     """
-    graph, readers = culled.graph, culled.readers
     kept = set(names)
     collective: set[str] = set()
     for name in names:
@@ -223,23 +125,15 @@ def _without_streams(
             continue
         cone = _cone(name, graph, kept)
         sources = set().union(*(graph.dependencies[each] for each in cone)) - cone
-        shared = any(readers[each] & (kept - cone) for each in (cone - {name}) | sources)
-        shared |= bool(sources) and all(is_stored(graph.layers[each]) for each in sources)
-        read_bytes = sum(node_of(arrays, each).nbytes for each in needed)
-        if not shared and node_of(arrays, name).nbytes < STREAM_FRACTION * read_bytes:
+        shared = any(graph.readers[each] & (kept - cone) for each in (cone - {name}) | sources)
+        shared |= bool(sources) and all(map(graph.is_stored, sources))
+        read_bytes = sum(graph.node(each).nbytes for each in needed)
+        if not shared and graph.node(name).nbytes < STREAM_FRACTION * read_bytes:
             kept -= cone
     return [name for name in names if name in kept]
 
 
-def is_stored(layer: Layer) -> bool:
-    """Whether a layer has blocks, or futures of them, in place of tasks, as after ``persist``."""
-    if not isinstance(layer, MaterializedLayer):
-        return False
-    block = next(iter(layer.values()), ())
-    return isinstance(block, DataNode) or not isinstance(block, GraphNode | tuple | list)
-
-
-def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
+def _cone(name: str, graph: Reader, inside: set[str]) -> set[str]:
     """Return a layer and all members that it depends on, directly or not."""
     cone, stack = {name}, [name]
     while stack:
@@ -249,18 +143,17 @@ def _cone(name: str, graph: HighLevelGraph, inside: set[str]) -> set[str]:
     return cone
 
 
-def _region(
-    names: list[str], culled: Culled, arrays: ArrayGraph, requested: Mapping[str, set[Any]]
-) -> Region:
+def _region(names: list[str], graph: Reader, requested: Mapping[str, set[Any]]) -> Region:
     """Return the region of some layers; wanted blocks are requested, or others read them."""
-    layers, inside = culled.graph.layers, set(names)
-    pieces = [layer.piece for name in names if isinstance(layer := layers[name], PieceLayer)]
+    inside = set(names)
+    pieces = [piece for name in names if (piece := graph.piece(name))]
     known = {node.name: node for piece in pieces for node in piece.inputs}
-    members = tuple(_member(name, culled, arrays, known) for name in names)
+    # Dask declares one value for a reduction with several, such as topk; collectives know more
+    members = tuple(graph.piece(name) or graph.work(name, known.get(name)) for name in names)
     wanted = {}
     for member in members:
         name = member.output.name
-        read = [culled.reads[other] for other in culled.readers[name] - inside]
+        read = [graph.reads(other) for other in graph.readers[name] - inside]
         if name in requested:
             read.append(requested[name])
         blocks = tuple(
@@ -268,17 +161,88 @@ def _region(
         )
         if blocks:
             wanted[name] = blocks
-    return Region(members, tuple(wanted.items()), layers[names[0]].annotations)
+    return Region(members, tuple(wanted.items()), graph.annotations(names[0]) or None)
 
 
-def _member(
-    name: str, culled: Culled, arrays: ArrayGraph, known: Mapping[str, ArrayNode]
-) -> Member:
-    """Return a layer as a member; ``known`` are the inputs of collectives, with chunk sizes.
+def together(regions: Sequence[Region], needed: Needed) -> list[list[Region]]:
+    """Group regions with common inputs and equal annotations that do not depend on each other.
 
-    Dask declares one value for a reduction with several, such as ``topk``.
+    ``needed`` are the layers that each layer reads.
+    Regions with functions of users stay alone: these take unknown time, and may fail.
     """
-    layer = culled.graph.layers[name]
-    if isinstance(layer, PieceLayer):
-        return layer.piece
-    return blockwork(name, culled, arrays, known.get(name))
+    found: list[list[Region]] = []
+    for at, region in enumerate(regions):
+        others = [*found, *([each] for each in regions[at + 1 :])]
+        for group in found:
+            if _share(group, region) and not _depend([*group, region], others, needed):
+                group.append(region)
+                break
+        else:
+            found.append([region])
+    return found
+
+
+def joined(regions: Sequence[Region]) -> Region:
+    """Return one region of several that do not depend on each other."""
+    members = tuple(chain.from_iterable(region.members for region in regions))
+    wanted = tuple(chain.from_iterable(region.wanted for region in regions))
+    return Region(members, wanted, regions[0].annotations)
+
+
+def _share(group: Sequence[Region], region: Region) -> bool:
+    """Whether a region may join a group, and reads an array that the group reads."""
+    first, read = group[0], {node.name for node, _ in region.inputs}
+    if any(work.once for each in (first, region) for work in each.works):
+        return False
+    if (first.annotations or {}) != (region.annotations or {}):
+        return False
+    return any(node.name in read for each in group for node, _ in each.inputs)
+
+
+def _depend(some: Sequence[Region], groups: Iterable[Sequence[Region]], needed: Needed) -> bool:
+    """Whether a path leads from one of these regions to another, if each group is one node."""
+    inside = set(chain.from_iterable(region.nodes for region in some))
+    waiting: set[str] = set()
+    for region in some:
+        read = set(chain.from_iterable(needed[name] for name in region.nodes))
+        waiting |= read - region.nodes.keys()
+    homes: dict[str, set[str]] = {}
+    for group in groups:
+        names = set(chain.from_iterable(region.nodes for region in group))
+        homes.update(dict.fromkeys(names, names))
+    known: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in inside:
+            return True
+        names = homes.get(name, {name})
+        known |= names
+        waiting |= set(chain.from_iterable(needed[each] for each in names)) - known
+    return False
+
+
+def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
+    """Order layers, each after all that it reads and right before its first reader.
+
+    Late results occupy memory for a shorter time. The order depends only on names, not on the
+    iteration of mappings and sets, so every process derives the same program and gang name.
+    ``dependencies`` are the layers that each layer reads, without cycles.
+    """
+    read = set().union(*dependencies.values())
+    stack = sorted(dependencies.keys() - read, reverse=True)
+    order: dict[str, None] = {}
+    while stack:
+        missing = dependencies[stack[-1]] - order.keys()
+        if missing and stack[-1] not in order:
+            stack += sorted(missing, reverse=True)
+        else:
+            order.setdefault(stack.pop())
+    return list(order)
+
+
+def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
+    """Group keys by the name of their array."""
+    found: defaultdict[Any, set[Key]] = defaultdict(set)
+    for key in keys:
+        found[key[0] if isinstance(key, tuple) else key].add(key)
+    return found

@@ -38,8 +38,9 @@ from dask_dgpu.arguments import (
 from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from graph_opt.dask_graph.layers import array_of, deferred
+from graph_opt.dask_graph.products import MATMUL
 from graph_opt.model.layout import CONTAINERS
-from graph_opt.pieces.matmul import MATMUL, MatmulPiece
+from graph_opt.pieces.matmul import MatmulPiece
 
 
 def matmul(

@@ -29,7 +29,6 @@ from dask_dgpu.operations.operation import (
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Layout, counted
 from graph_opt.model.subscripts import Subscripts
-from graph_opt.pieces.contract import RULE
 
 
 @dataclass(frozen=True)
@@ -286,4 +285,4 @@ def _share(plan: TurnPlan) -> int:
     )
 
 
-CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, rule=RULE, flops=_flops)
+CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, flops=_flops)

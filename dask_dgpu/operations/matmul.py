@@ -42,7 +42,6 @@ from dask_dgpu.operations.operation import (
 )
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
-from graph_opt.pieces.matmul import RULE
 
 Matrix = dict[tuple[int, int], Any]
 
@@ -220,7 +219,6 @@ MATMUL = Operation(
     layout=_layout,
     run=_run,
     cost=_cost,
-    rule=RULE,
     flops=_flops,
     finds_facts=lambda part: bool(part.plan.sparse),
     repeats=lambda part: part.plan.size == 1 or not part.plan.one_sided,  # windows are opened

@@ -1,4 +1,4 @@
-"""Values and nodes of a program, and what an operation is: rule, plan, rank program and cost."""
+"""Values and nodes of a program, and what an operation is: plan, rank program and cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from dask_dgpu.algorithms.redistribute.plan import settled
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from graph_opt.dask_graph.parse import Rule
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import (
     NUMPY,
@@ -268,14 +267,12 @@ class Operation:
       record them; by default so. It has not if the host reads results, or waits for other ranks.
     - ``buffers(plan)`` returns the bytes of a rank's message buffers; a host keeps small ones until
       the program ends.
-    - ``rule`` finds the operation in Dask's layers; operations with a layer of our own need none.
     """
 
     plan: Callable[[Request], Plan]
     layout: Callable[[Plan], Layout]
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
-    rule: Rule | None = None
     flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None

@@ -11,7 +11,6 @@ from dask_dgpu.algorithms.halo.rank import halo_rank
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted
-from graph_opt.pieces.overlap import RULE
 
 
 def _plan(request: Request) -> HaloPlan:
@@ -39,4 +38,4 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     )
 
 
-OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost, rule=RULE)
+OVERLAP = Operation(plan=_plan, layout=attrgetter("target"), run=halo_rank, cost=_cost)

@@ -24,7 +24,6 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request, place
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted
-from graph_opt.pieces.rechunk import RULE
 
 Axes = tuple[int, ...]
 
@@ -90,6 +89,5 @@ RECHUNK = Operation(
     layout=attrgetter("plan.target"),
     run=_run,
     cost=_cost,
-    rule=RULE,
     buffers=lambda rechunk: workspace(rechunk.plan),
 )

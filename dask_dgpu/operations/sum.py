@@ -8,7 +8,6 @@ from dask_dgpu.algorithms.kahan_sum.plan import Summing, SumPlan, cost, peak, pl
 from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
-from graph_opt.pieces.sum import RULE
 
 
 def _plan(request: Request) -> SumPlan:
@@ -37,6 +36,5 @@ SUM = Operation(
     layout=attrgetter("result"),
     run=kahan_sum_rank,
     cost=_cost,
-    rule=RULE,
     repeats=lambda plan: plan.task.method == "compensated",  # the host adds exact sums
 )

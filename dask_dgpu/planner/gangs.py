@@ -8,17 +8,15 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
-from dask.highlevelgraph import HighLevelGraph
-
 from dask_dgpu.planner.predict import Gang, StepCost
 from graph_opt.model.layout import Index
 from graph_opt.model.parts import finer, in_turn, largest, load, nbytes, rows_of
 from graph_opt.model.piece import Region
-from graph_opt.sharing import joined, together
+from graph_opt.passes import Needed, joined, together
 
 
 def with_joined(
-    gangs: Iterable[Gang], graph: HighLevelGraph, plan: Callable[[Region], Gang]
+    gangs: Iterable[Gang], needed: Needed, plan: Callable[[Region], Gang]
 ) -> list[Gang]:
     """Replace gangs with common inputs by one, if it fits and is predicted to be no slower.
 
@@ -33,7 +31,7 @@ def with_joined(
             for gang in planned.values()
             if gang.prediction.at_once is at_once and gang.prediction.parts == 1
         ]
-        for group in together(regions, graph):
+        for group in together(regions, needed):
             found += _joined([planned[id(region)] for region in group], plan)
     return found
 

@@ -18,7 +18,6 @@ from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.facts import ClusterFacts, left_of, limits_of, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
-from dask_dgpu.operations import RULES
 from dask_dgpu.operations.operation import Node, value_of
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
 from dask_dgpu.planner.gangs import in_parts, with_joined
@@ -54,19 +53,20 @@ from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
-from graph_opt.dask_graph.embedding import embedded
-from graph_opt.dask_graph.emit import TaskFunctions, emit, finish, guarded
-from graph_opt.dask_graph.exchanging import with_functions
-from graph_opt.dask_graph.layers import PieceLayer, in_passes
+from graph_opt.dask_graph.blockwork import LayerReader
+from graph_opt.dask_graph.emit import TaskFunctions, embedded, emit, finish, guarded
+from graph_opt.dask_graph.fusing import combine, with_functions
+from graph_opt.dask_graph.layers import PieceLayer, check, in_passes, insert
 from graph_opt.dask_graph.members import calls_others, container_of, fuse, is_map, members
 from graph_opt.dask_graph.parse import ArrayGraph, Culled, cull, parse
 from graph_opt.dask_graph.plain import Plain as PlainTasks
+from graph_opt.dask_graph.products import with_plain
 from graph_opt.dask_graph.recipes import recipe_of
-from graph_opt.model.blockwork import Blockwork
+from graph_opt.dask_graph.rules import find
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY, Declined
-from graph_opt.model.piece import Member, Piece, Region
-from graph_opt.passes import check, combine, find, insert, partition
+from graph_opt.model.piece import Blockwork, Member, Piece, Region
+from graph_opt.passes import partition
 from graph_opt.pieces.matmul import ProductPiece
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class GraphOptimizer:
         kernels = self.settings.fuse
         graph = with_functions(graph, SCANS) if kernels else graph  # CuPy computes these slowly
         arrays = parse(graph, wanted, kernels)
-        matches = find(arrays, RULES)
+        matches = find(arrays)
         pieces, declined = list(matches.pieces), list(matches.declined)
         verdicts, lacks, slower = Verdicts(), dict[str, Lack](), set[str]()
         own_left = not self.facts.workers and self.settings.when != "always"
@@ -249,14 +249,14 @@ class GraphOptimizer:
                 found = [_alone(layer) for layer in layers.values()]
                 if self.settings.regions:
                     skips = partial(self._skips, verdicts, culled, arrays)
-                    found = partition(culled, arrays, local, wanted, skips)
+                    found = partition(LayerReader(culled, arrays), local, wanted, skips)
                 for region in found:
                     gangs += self._gangs(region, arrays, layers, present, verdicts)
                 costly = verdicts.refused.keys() - verdicts.lacks.keys()
                 slower.update(*(p.layers for p in pieces if p.output.name in costly))
                 if len(gangs) > 1:
                     plan = partial(self.planned, arrays=arrays, present=present)
-                    gangs = with_joined(gangs, culled.graph, plan)
+                    gangs = with_joined(gangs, culled.graph.dependencies, plan)
             if verdicts.lacks and (smaller := in_passes(source, verdicts.lacks)):
                 rewriting = self.rewrite(smaller, keys, present)
                 passes = verdicts.lacks.keys() | (smaller.layers.keys() - source.layers.keys())
@@ -367,7 +367,7 @@ class GraphOptimizer:
             return launch
         piece = region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):
-            graph = piece.with_plain(graph)
+            graph = with_plain(graph, piece)
         return replace(launch, plain=PlainTasks.of(graph, region, travels=not is_offloaded()))
 
     def planned(self, region: Region, arrays: ArrayGraph, present: Present = NOTHING) -> Gang:

@@ -22,18 +22,17 @@ from dask_dgpu.operations import Cost
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
 from dask_dgpu.runtime.program import Launch, Program
-from graph_opt.dask_graph.gathering import in_order
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
-from graph_opt.dask_graph.layers import PieceLayer, name_of
+from graph_opt.dask_graph.layers import PieceLayer, insert, name_of
 from graph_opt.dask_graph.members import fuse, is_block
-from graph_opt.dask_graph.parse import ArrayGraph, cull, depth_first
+from graph_opt.dask_graph.parse import ArrayGraph, cull
+from graph_opt.dask_graph.recipes import in_order
 from graph_opt.dask_graph.work import array, block_nbytes, memory_beside, task_seconds
-from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt, label
 from graph_opt.model.parts import extent, nbytes
-from graph_opt.model.piece import Piece, Region
-from graph_opt.passes import insert
+from graph_opt.model.piece import Blockwork, Piece, Region
+from graph_opt.passes import depth_first
 
 Key = Any
 Places = Mapping[Key, int]

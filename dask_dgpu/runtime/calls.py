@@ -23,8 +23,8 @@ import cloudpickle
 import numpy as np
 
 from dask_dgpu.runtime.partials import FUNCTIONS
-from graph_opt.dask_graph.exchanging import exchanged
 from graph_opt.dask_graph.functions import is_constant, is_stateless
+from graph_opt.dask_graph.fusing import exchanged
 from graph_opt.dask_graph.internals import (
     Alias,
     DataNode,

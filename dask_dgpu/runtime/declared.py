@@ -23,7 +23,16 @@ from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Call, Program
 from dask_dgpu.runtime.ship import Form, Known, Parts
 from graph_opt.dask_graph import internals
-from graph_opt.dask_graph.elementwise import OPERATORS
+from graph_opt.dask_graph.calls import (
+    AGGREGATES,
+    EXTREMES,
+    OPERATORS,
+    SUMS,
+    Chunked,
+    Operand,
+    bound,
+    read_chunk,
+)
 from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
@@ -36,11 +45,9 @@ from graph_opt.dask_graph.internals import (
     getitem,
     nanarg_agg,
 )
-from graph_opt.dask_graph.nodes import Operand
-from graph_opt.dask_graph.parse import DTYPES, function_name, unwrapped
-from graph_opt.dask_graph.reductions import AGGREGATES, EXTREMES, SUMS, Chunked, bound, read_chunk
-from graph_opt.model.blockwork import OPAQUE
+from graph_opt.dask_graph.parse import DTYPES, full_name, unwrapped
 from graph_opt.model.layout import NUMPY, Index, dtype_named
+from graph_opt.model.piece import OPAQUE
 from graph_opt.pieces.sum import MODULE
 
 FUNCTIONS = frozenset(
@@ -112,7 +119,7 @@ def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -
     """
     shape, container = value.block_shape(index), value.container
     last, _, options = bound(last_function(function))
-    if options.get("method") == "compensated" and function_name(last) == f"{MODULE}.sum_block":
+    if options.get("method") == "compensated" and full_name(last) == f"{MODULE}.sum_block":
         if dtype_named(options["result"]).kind == "c":
             return None
         large = ("large", "rest") if options["result"] == "float64" else ()
@@ -169,7 +176,7 @@ def returns_array(function: Any) -> bool:
     if isinstance(function, Fused):
         chunked = function.fusion.chunked
         return chunked is None or chunked.function in SUMS.values()
-    finishes = function_name(function) == f"{MODULE}.finish"
+    finishes = full_name(function) == f"{MODULE}.finish"
     return finishes or isinstance(function, np.ufunc) or _is_in(function, FUNCTIONS)
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.operations.operation import unboxed
 from dask_dgpu.runtime.calls import Chain, Spare
-from graph_opt.dask_graph.clusters import Fusion
+from graph_opt.dask_graph.calls import EXTREMES, Chunked
+from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.internals import getitem
-from graph_opt.dask_graph.reductions import EXTREMES, Chunked
-from graph_opt.dask_graph.slices import Steps
+from graph_opt.dask_graph.readings import Steps
 from graph_opt.model.expression import Reduce
 from graph_opt.model.layout import Bare, dtype_named
 

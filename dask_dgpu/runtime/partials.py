@@ -17,7 +17,7 @@ from dask.core import flatten
 
 from dask_dgpu.kernels.fused import evaluate
 from graph_opt.dask_graph import internals
-from graph_opt.dask_graph.nodes import Nodes, Operand
+from graph_opt.dask_graph.calls import Nodes, Operand
 from graph_opt.model.expression import Cast, Expression, Input
 
 Array = Any

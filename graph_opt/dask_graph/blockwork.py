@@ -14,7 +14,8 @@ Blocks of the steps before the last are declared in bytes, and numbered within t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -23,14 +24,15 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from graph_opt.dask_graph.forms import Form, block_form, estimate, nbytes_of, node_of
-from graph_opt.dask_graph.gathering import gathered, in_order
 from graph_opt.dask_graph.internals import Alias, GraphNode
-from graph_opt.dask_graph.layers import renamed
+from graph_opt.dask_graph.layers import PieceLayer, renamed
 from graph_opt.dask_graph.members import calls_others, is_block, tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph, Culled
-from graph_opt.model.blockwork import OPAQUE, Block, Blockwork
+from graph_opt.dask_graph.parse import ArrayGraph, Culled, is_stored
+from graph_opt.dask_graph.recipes import gathered, in_order
 from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode
+from graph_opt.model.piece import OPAQUE, Block, Blockwork, Piece
+from graph_opt.model.reader import Reader
 
 Key = Any
 
@@ -38,6 +40,49 @@ SMALL = 0.25
 """A task is small if it reads and returns at most this fraction of the largest result block."""
 
 Tasks = Mapping[Key, GraphNode]
+
+
+@dataclass(frozen=True)
+class LayerReader(Reader):
+    """Reads a graph with :class:`PieceLayer`; ``arrays`` are Dask's own layers."""
+
+    culled: Culled
+    arrays: ArrayGraph
+
+    @property
+    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
+        """The layers that each layer reads."""
+        return self.culled.graph.dependencies
+
+    @property
+    def readers(self) -> Mapping[str, AbstractSet[str]]:
+        """The layers that read each layer."""
+        return self.culled.readers
+
+    def annotations(self, name: str) -> Mapping[str, Any]:
+        """Return Dask's annotations."""
+        return self.culled.graph.layers[name].annotations or {}
+
+    def piece(self, name: str) -> Piece | None:
+        """Return the piece of a layer."""
+        layer = self.culled.graph.layers[name]
+        return layer.piece if isinstance(layer, PieceLayer) else None
+
+    def node(self, name: str) -> ArrayNode:
+        """Return an array, or undeclared blocks in bytes."""
+        return node_of(self.arrays, name)
+
+    def is_stored(self, name: str) -> bool:
+        """Whether a layer has blocks or futures."""
+        return is_stored(self.culled.graph.layers[name])
+
+    def reads(self, name: str) -> AbstractSet[Key]:
+        """Return the keys of other layers that a layer reads."""
+        return self.culled.reads[name]
+
+    def work(self, name: str, output: ArrayNode | None) -> Blockwork:
+        """Return the work of a layer of Dask's own."""
+        return blockwork(name, self.culled, self.arrays, output)
 
 
 def blockwork(

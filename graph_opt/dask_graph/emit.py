@@ -15,25 +15,35 @@ The parts of a collective run one after another::
 A ``turn`` has the ``stage`` tasks of a part wait for the part before: blocks that are staged
 cannot be spilled, so those of one part at a time are. If parts compute the terms of a sum, Dask
 adds each ``out`` to the sum of those before.
+
+Blocks of data are within the ``stage`` tasks that read them: one key and one task fewer a block.
+Dask's fusion does so for its own tasks, and skips ``stage`` tasks.
+
+Workers have nothing else to do while a part is computed, so they would read the blocks of all
+later parts, until their memory is full. The tasks that begin the work for a part wait for the
+``turn`` of the part before it: at most the blocks of two parts are read and not yet computed with::
+
+    part 0            part 1            part 2            part 3
+    read, compute --> compute --------> compute --------> compute
+    read (part 1)     read (part 2)     read (part 3)
 """
 
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.ahead import Parts, waiting
-from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
+from graph_opt.dask_graph.internals import DataNode, GraphNode, List, Task, TaskRef
 from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.piece import Region
 
-Key = tuple[Any, ...]
+Key = Any
 
 STAGE = "dgpu-stage"
 GANG = "dgpu-gang"
@@ -236,8 +246,7 @@ def finish(
     depend on different gangs, so a scheduler that knows both would report a collision.
     Requested keys, those in ``wanted``, stay.
 
-    Blocks for a part of a collective are made while the part before it is computed, not earlier
-    (:mod:`graph_opt.dask_graph.ahead`).
+    Blocks for a part of a collective are made while the part before it is computed, not earlier.
 
     Dask's fusion drops all annotations; the graph ``emitted`` still has them. Returns a dict, or
     a graph with layers if there are annotations.
@@ -286,3 +295,116 @@ def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
     if key in names or not names.keys().isdisjoint(task.dependencies):
         return task.substitute(names, names.get(key))
     return task
+
+
+def embedded(
+    graph: Mapping[Key, GraphNode],
+    wanted: AbstractSet[Key],
+    exist: Callable[[Collection[Key]], Collection[Key]],
+) -> dict[Key, GraphNode]:
+    """Return a graph with blocks of data as arguments of the ``stage`` tasks that read them.
+
+    Blocks stay that another task reads too, that are ``wanted``, or that ``exist`` on a worker: a
+    gang may begin on these at once.
+    """
+    stages: dict[Key, Key] = {}
+    for key, task in graph.items():
+        if is_stage(key) and type(task) is UnfusedTask and isinstance(task.args[0], TaskRef):
+            read = task.args[0].key
+            if type(graph.get(read)) is DataNode and read not in wanted:
+                stages[read] = key
+    if not stages:
+        return dict(graph)
+    readers = Counter(read for task in graph.values() for read in task.dependencies)
+    existing = exist(stages)
+    alone = {read for read in stages if readers[read] == 1 and read not in existing}
+    found = {key: task for key, task in graph.items() if key not in alone}
+    for read in alone:
+        task = found[stages[read]]
+        data, others = graph[read].value, task.args[1:]
+        found[task.key] = UnfusedTask(task.key, task.func, data, *others)
+    return found
+
+
+Parts = Sequence[tuple[Key, Key | None]]
+"""The keys of the ``gang`` task and of the ``turn`` task of each part, in order."""
+
+
+class Waiting(NamedTuple):
+    """Tasks that wait for a ``turn``, by its key, and new names for all that depend on them.
+
+    The tasks have other dependencies than in a graph without parts, so they need other names.
+    """
+
+    turns: dict[Key, Key]
+    names: dict[Key, Key]
+
+    def applied(self, key: Key, task: GraphNode) -> GraphNode:
+        """Return a task, renamed already, that waits for its turn if it must."""
+        if key not in self.turns or not isinstance(task, Task):
+            return task
+        turn = TaskRef(self.turns[key])
+        return Task(task.key, after_turn, turn, task, _data_producer=task.data_producer)
+
+
+def after_turn(turn: None, block: Any) -> Any:
+    """Return a block that is computed when its turn has come."""
+    return block
+
+
+def waiting(
+    graph: Mapping[Key, GraphNode], collectives: Iterable[Parts], wanted: AbstractSet[Key]
+) -> Waiting:
+    """Have the tasks without inputs, such as reading, wait for the part before the one before.
+
+    What several parts need belongs to the first of them. Requested keys, those in ``wanted``,
+    wait for nothing, since they keep their names.
+    """
+    made = {key: turn for key, turn in _made(graph, collectives) if key not in wanted}
+    turns = {key: turn for key, turn in made.items() if _is_source(graph, key)}
+    readers = defaultdict(list)
+    for key in made:
+        for read in graph[key].dependencies & made.keys():
+            readers[read].append(key)
+    names: dict[Key, Key] = {}
+    left = list(turns)
+    while left:
+        key = left.pop()
+        if key not in names:
+            names[key] = _named(key, made[key])
+            left += readers[key]
+    return Waiting(turns, names)
+
+
+def _made(
+    graph: Mapping[Key, GraphNode], collectives: Iterable[Parts]
+) -> Iterator[tuple[Key, Key]]:
+    """Yield the tasks for the third part and later ones alone, and the ``turn`` before theirs.
+
+    Each task belongs to the first part, in one order of all parts, that depends on it. So no
+    ``turn`` depends on a task that waits for it.
+    """
+    seen: set[Key] = set()
+    for parts in collectives:
+        turn = None
+        for gang, next_turn in parts:
+            left = [gang]
+            while left:
+                key = left.pop()
+                if key in seen or key not in graph:
+                    continue
+                seen.add(key)
+                left += graph[key].dependencies
+                if turn is not None and type(graph[key]) is Task:
+                    yield key, turn
+            turn = next_turn
+
+
+def _is_source(graph: Mapping[Key, GraphNode], key: Key) -> bool:
+    """Whether a task depends on no other task: on nothing, or on data."""
+    return not any(isinstance(graph.get(read), Task) for read in graph[key].dependencies)
+
+
+def _named(key: Key, turn: Key) -> Key:
+    token = turn[0].rpartition("-")[2]
+    return (f"{key[0]}-{token}", *key[1:]) if isinstance(key, tuple) else f"{key}-{token}"

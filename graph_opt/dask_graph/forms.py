@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from dask.blockwise import Blockwise
 
-from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import Alias, DataNode, Task, TaskRef, apply
 from graph_opt.dask_graph.members import container_of, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph, once, unwrapped
+from graph_opt.dask_graph.recipes import Together
 from graph_opt.dask_graph.work import array, passes_of
-from graph_opt.model.blockwork import OPAQUE
 from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode, dtype_named
+from graph_opt.model.piece import OPAQUE
 
 Form = Any
 Key = Any

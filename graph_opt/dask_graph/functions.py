@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from dask.utils import typename
 
-from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     Alias,
     Compose,
@@ -28,6 +27,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.members import is_known
 from graph_opt.dask_graph.parse import unwrapped
+from graph_opt.dask_graph.recipes import Together
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]

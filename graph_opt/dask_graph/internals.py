@@ -27,7 +27,7 @@ NAMES = {
         "arg_agg arg_chunk arg_combine chunk_max chunk_min mean_agg mean_chunk mean_combine "
         "moment_agg moment_chunk moment_combine nanarg_agg nannumel"
     ),
-    "dask.array.routines": "_matmul _select _tensordot",
+    "dask.array.routines": "_chunk_sum _matmul _select _tensordot",
     "dask.array.slicing": "getitem_variadic",
     "dask.array.wrap": "_broadcast_trick_inner",
     "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",
@@ -39,6 +39,21 @@ NAMES = {
     "tlz.functoolz": "Compose",
 }
 """The internals in use, separated by spaces, by module."""
+
+MERGE = "rechunk-merge"
+"""What the names of layers that slice and concatenate begin with, if they are a rechunk's.
+
+Nothing else of such a layer tells that no block is dropped or moved. Checked with Dask 2026.7.1.
+"""
+
+ONE_VALUE = "-aggregate-"
+"""What the names of reductions' last layers have, for which Dask declares one value on an axis.
+
+``topk`` has several. Functions of users may reduce too. Checked with Dask 2026.7.1.
+"""
+
+P2P = "distributed.shuffle._rechunk.P2PRechunkLayer"
+"""The type of layers that rechunk by messages: by name, for distributed may be missing."""
 
 MISSING: list[str] = []
 """Full names of the internals that this version of Dask does not have."""

@@ -13,8 +13,7 @@ from dask.tokenize import tokenize
 from dask.utils import typename
 
 from graph_opt.dask_graph.internals import Alias, GraphNode, Task, convert_legacy_graph, cull
-from graph_opt.dask_graph.parse import ArrayGraph, Rule, unsupported
-from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
+from graph_opt.model.layout import ArrayNode, Chunks, Index
 from graph_opt.model.piece import Piece
 
 Key = Any
@@ -98,6 +97,42 @@ class PieceLayer(_BlocksOfPiece):
         return len(self.wanted)
 
 
+def insert(graph: HighLevelGraph, pieces: Iterable[Piece]) -> HighLevelGraph:
+    """Replace the layers of each piece by a :class:`PieceLayer`."""
+    layers: dict[str, Layer] = dict(graph.layers)
+    dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
+    for piece in pieces:
+        annotations: dict[str, object] = {}
+        for name in piece.layers:
+            annotations.update(layers.pop(name).annotations or {})
+            del dependencies[name]
+        layers[piece.output.name] = PieceLayer(piece, annotations=annotations or None)
+        dependencies[piece.output.name] = {node.name for node in piece.inputs}
+    return HighLevelGraph(layers, dependencies)
+
+
+class IllegalGraphError(Exception):
+    """A pass returned an invalid graph."""
+
+
+def check(graph: HighLevelGraph) -> HighLevelGraph:
+    """Return ``graph`` if it is legal, raise :class:`IllegalGraphError` if not."""
+    for name, needed in graph.dependencies.items():
+        if name not in graph.layers:
+            raise IllegalGraphError(f"layer {name} has dependencies but does not exist")
+        missing = needed - graph.layers.keys()
+        if missing:
+            raise IllegalGraphError(f"layer {name} reads {sorted(missing)}, which do not exist")
+    for layer in graph.layers.values():
+        if isinstance(layer, PieceLayer):
+            fault = layer.piece.fault()
+            if fault is None and not layer.wanted <= set(layer.piece.computed):
+                fault = "blocks are wanted that are not computed"
+            if fault is not None:
+                raise IllegalGraphError(f"{layer.piece.output.name}: {fault}")
+    return graph
+
+
 class DeferredLayer(_BlocksOfPiece):
     """An operation of our own: a piece, and its fallback to tasks of plain Dask.
 
@@ -177,18 +212,6 @@ class DeferredLayer(_BlocksOfPiece):
 
     def __len__(self) -> int:
         return len(self.tasks())
-
-
-def _match(graph: ArrayGraph, name: str) -> Piece | Declined:
-    layer = graph.layers[name]
-    assert isinstance(layer, DeferredLayer)  # for the type checker: the rule starts at no other
-    piece = layer.piece
-    reason = unsupported(piece.inputs, piece.output) or piece.fault()
-    return piece if reason is None else Declined(name, reason)
-
-
-DEFERRED = Rule(_match, layers=(DeferredLayer,))
-"""Finds operations of our own: their layer has the piece."""
 
 
 def array_of(node: ArrayNode, tasks: Mapping[Key, GraphNode] | None = None) -> Array:

@@ -8,7 +8,6 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     Alias,
     DataNode,
@@ -31,6 +30,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import CARRIED, ArrayGraph, once, unsupported, unwrapped
+from graph_opt.dask_graph.recipes import Together
 from graph_opt.model.layout import ArrayNode
 
 GETTERS = (getter, getter_nofancy, getter_inline)

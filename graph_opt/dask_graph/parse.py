@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial, wraps
 from typing import Any, TypeVar
 
 from dask.blockwise import Blockwise
 from dask.core import flatten, reverse_dict
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import curry, getitem_variadic
-from graph_opt.model.layout import BFLOAT16, CONTAINERS, ArrayNode, Chunks, Declined
-from graph_opt.model.piece import Piece
+from graph_opt.dask_graph.internals import Compose, DataNode, GraphNode, curry, getitem_variadic
+from graph_opt.model.layout import BFLOAT16, CONTAINERS, ArrayNode, Chunks
+from graph_opt.passes import by_name, depth_first
 
 Key = Any
 
@@ -148,38 +146,32 @@ def unsupported(
     return None
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Finds pieces: ``match(graph, name)`` returns the one whose first layer is ``name``, or None.
-
-    A piece may start at a blockwise layer with one of some block functions, by
-    :func:`function_name`, at a layer of some types, or at one with a prefix of its name.
-    """
-
-    match: Callable[[ArrayGraph, str], Piece | Declined | None]
-    functions: tuple[str, ...] = ()
-    layers: tuple[type[Layer], ...] = ()
-    prefixes: tuple[str, ...] = ()
-
-    def starts(self, name: str, layer: Layer, function: str) -> bool:
-        """Whether a piece may start at a layer, with this name of its block function."""
-        return (
-            function in self.functions
-            or isinstance(layer, self.layers)
-            or name.startswith(self.prefixes)
-        )
-
-
-def function_name(function: Any) -> str:
-    """Return the module and the name of a function without the arguments that are bound to it."""
-    function = unwrapped(function)
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+def full_name(found: Any) -> str:
+    """Return the module and the name of a type, or of a function without its bound arguments."""
+    found = unwrapped(found)
+    return f"{getattr(found, '__module__', '')}.{getattr(found, '__name__', '')}"
 
 
 def block_function(graph: ArrayGraph, name: str) -> Callable[..., Any] | None:
     """Return the function that a blockwise layer applies to each block."""
     layer = graph.layers[name]
     return getattr(layer.task, "func", None) if isinstance(layer, Blockwise) else None
+
+
+def task_function(graph: ArrayGraph, name: str) -> Any:
+    """Return the function that the first task of a layer calls, or else ``None``.
+
+    Of a reduction that first concatenates, it is the function that reduces.
+    """
+    layer = graph.layers[name]
+    if isinstance(layer, Blockwise):
+        task: Any = layer.task
+    else:
+        task = next(iter(layer.values()), None) if isinstance(layer, MaterializedLayer) else None
+    function = task[0] if isinstance(task, tuple) else getattr(task, "func", None)
+    if isinstance(function, Compose):
+        function = function.funcs[-1]
+    return function if callable(function) else None
 
 
 def unwrapped(function: Any) -> Any:
@@ -207,22 +199,12 @@ def only_reader(graph: ArrayGraph, name: str) -> str | None:
     return next(iter(readers)) if len(readers) == 1 and name not in graph.requested else None
 
 
-def follow(graph: ArrayGraph, name: str, prefixes: Sequence[str], ndim: int) -> list[str]:
-    """Return the chain of only readers with these name prefixes, up to an array of ``ndim`` axes.
-
-    Nothing if a layer does not fit.
-    """
-    passed: list[str] = []
-    reader = only_reader(graph, name)
-    while reader is not None and reader.startswith(tuple(prefixes)):
-        node = graph.node(reader)
-        if node is None:
-            return []
-        passed.append(reader)
-        if node.ndim == ndim:
-            return passed
-        reader = only_reader(graph, reader)
-    return []
+def is_stored(layer: Layer) -> bool:
+    """Whether a layer has blocks, or futures of them, in place of tasks, as after ``persist``."""
+    if not isinstance(layer, MaterializedLayer):
+        return False
+    block = next(iter(layer.values()), ())
+    return isinstance(block, DataNode) or not isinstance(block, GraphNode | tuple | list)
 
 
 @dataclass(frozen=True)
@@ -274,30 +256,3 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
                 named[other] |= read
     between = {name: graph.dependencies[name] & layers.keys() for name in layers}
     return Culled(HighLevelGraph(layers, between), reads, needs)
-
-
-def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
-    """Group keys by the name of their array."""
-    found: defaultdict[Any, set[Key]] = defaultdict(set)
-    for key in keys:
-        found[key[0] if isinstance(key, tuple) else key].add(key)
-    return found
-
-
-def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Order layers, each after all that it reads and right before its first reader.
-
-    Late results occupy memory for a shorter time. The order depends only on names, not on the
-    iteration of mappings and sets, so every process derives the same program and gang name.
-    ``dependencies`` are the layers that each layer reads, without cycles.
-    """
-    read = set().union(*dependencies.values())
-    stack = sorted(dependencies.keys() - read, reverse=True)
-    order: dict[str, None] = {}
-    while stack:
-        missing = dependencies[stack[-1]] - order.keys()
-        if missing and stack[-1] not in order:
-            stack += sorted(missing, reverse=True)
-        else:
-            order.setdefault(stack.pop())
-    return list(order)

@@ -1,4 +1,4 @@
-"""How Dask's layers compute blocks, without names: the arrays that tasks read have numbers.
+r"""How Dask's layers compute blocks, without names: the arrays that tasks read have numbers.
 
 ::
 
@@ -6,18 +6,30 @@
     fused tasks  sub-07..., exp-3c...   their keys are the operations, counted: ("sub", 0)
 
 So layers that differ in names alone have equal recipes.
+
+Small tasks of a layer that depend on each other are one task: one exchange instead of many.
+
+::
+
+    m0    m1    m2     Dask's running sum: a total is the    m0  m1  m2   The last rows meet, and
+      \     \          total before and the last row of a     |   |       each rank that needs a
+      t1 -> t2         block. Between ranks, each total       s0  s1      total computes all, in
+      |     |          waits for the one before it.             \ /       the same order.
+    r0 r1    r2                                               [t1 t2]
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
+from dask.core import reverse_dict
 from dask.highlevelgraph import Layer
 
-from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     BlockwiseDep,
     DataNode,
@@ -31,6 +43,123 @@ from graph_opt.dask_graph.layers import name_of, renamed
 from graph_opt.model.layout import Index
 
 Key = Any
+Tasks = Mapping[Key, GraphNode]
+Size = Callable[[Any], float]
+"""Returns the bytes of a block by its key, or of what an argument evaluates to."""
+
+MOST_GATHERED = 1 << 20
+"""Most bytes that meet: they take no longer than one more exchange."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """The function of several tasks, in their order: it returns the results of those ``wanted``.
+
+    ``names`` are the keys of its arguments.
+    """
+
+    tasks: tuple[GraphNode, ...]
+    wanted: tuple[Key, ...]
+    names: tuple[Key, ...]
+
+    def __call__(self, *blocks: Any) -> list[Any]:
+        """Run all tasks."""
+        known = dict(zip(self.names, blocks, strict=True))
+        for task in self.tasks:
+            known[task.key] = task({need: known[need] for need in task.dependencies})
+        return [known[key] for key in self.wanted]
+
+
+def gathered(tasks: Tasks, results: Collection[Key], size: Size, limit: float) -> Tasks:
+    """Return the tasks of a layer, with one task for each group of small ones.
+
+    A task is small if neither it nor what it reads has more than ``limit`` bytes. The slices of
+    blocks that it reads become tasks of their own. ``results`` stay as they are.
+    """
+    own = {key: [x for x in task.dependencies if x in tasks] for key, task in tasks.items()}
+    order = in_order(own)
+    cut, parts = _with_parts({key: tasks[key] for key in order if key not in results}, size, limit)
+    small = {
+        key
+        for key, task in cut.items()
+        if not isinstance(task, DataNode)
+        and all(size(each) <= limit for each in {key, *task.dependencies} - parts.keys())
+    }
+    readers = reverse_dict(own)
+    found, items = dict(tasks), {}
+    for number, group in enumerate(_groups(order, own, small)):
+        wanted = tuple(key for key in group if not readers[key] <= {*group})
+        joined = _together(("together", number), [cut[key] for key in group], wanted)
+        slices = joined.dependencies & parts.keys()
+        nbytes = sum(size(parts[each] if each in slices else each) for each in joined.dependencies)
+        if nbytes > MOST_GATHERED:
+            continue
+        found |= {joined.key: joined} | {each: parts[each] for each in slices}
+        for at, key in enumerate(wanted):
+            items[key] = Task(None, operator.getitem, TaskRef(joined.key), at)
+        for key in group:
+            del found[key]
+    return {key: renamed(task, items, key) for key, task in found.items()}
+
+
+def in_order(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
+    """Return keys after all that they need, in the same order in every process."""
+    keys = sorted(needs, key=repr)
+    return list(
+        TopologicalSorter({key: sorted(needs[key], key=repr) for key in keys}).static_order()
+    )
+
+
+def _with_parts(inner: Tasks, size: Size, limit: float) -> tuple[dict[Key, GraphNode], Tasks]:
+    """Return tasks that read small slices of large blocks as other tasks, and these."""
+    found: dict[Key, GraphNode] = {}
+    parts: dict[Key, GraphNode] = {}
+
+    def part(argument: Any) -> Any:
+        is_slice = isinstance(argument, Task) and argument.func is operator.getitem
+        if not is_slice or argument.dependencies & inner.keys() or size(argument) > limit:
+            return argument
+        key = ("part", len(parts))
+        parts[key] = argument.substitute({}, key)
+        return TaskRef(key)
+
+    for key, task in inner.items():
+        found[key] = task
+        if isinstance(task, Task):
+            found[key] = type(task)(key, task.func, *map(part, task.args), **task.kwargs)
+    return found, parts
+
+
+def _groups(
+    order: list[Key], own: Mapping[Key, list[Key]], small: Collection[Key]
+) -> list[list[Key]]:
+    """Return groups of several small tasks that read each other, without a path out and back."""
+    levels: dict[Key, int] = {}
+    group_of: dict[Key, list[Key]] = {}
+    for key in order:
+        levels[key] = max(
+            (levels[each] + (each in small and key not in small) for each in own[key]), default=0
+        )
+        if key not in small:
+            continue
+        group_of[key] = [key]
+        for each in own[key]:
+            if each in small and levels[each] == levels[key]:
+                first, second = group_of[each], group_of[key]
+                if first is not second:
+                    first += second
+                    group_of |= dict.fromkeys(second, first)
+    place = {key: at for at, key in enumerate(order)}
+    found = {id(group): group for group in group_of.values() if len(group) > 1}
+    return [sorted(group, key=place.__getitem__) for group in found.values()]
+
+
+def _together(key: Key, group: list[GraphNode], wanted: tuple[Key, ...]) -> Task:
+    needs = set().union(*(task.dependencies for task in group)) - {task.key for task in group}
+    names = tuple(sorted(needs, key=repr))
+    return Task(key, Together(tuple(group), wanted, names), *map(TaskRef, names))
+
+
 Along = tuple[int | None, ...]
 """For each axis of an array the axis of the result with the same block number, or ``None``."""
 

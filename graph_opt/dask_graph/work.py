@@ -12,21 +12,15 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
-from graph_opt.dask_graph.elementwise import is_product
-from graph_opt.dask_graph.expressions import read_blockwise
+from graph_opt.dask_graph.calls import is_product
 from graph_opt.dask_graph.internals import DataNode, _matmul, _tensordot, chunk_einsum
 from graph_opt.dask_graph.members import tasks_of
-from graph_opt.dask_graph.parse import (
-    DTYPES,
-    ArrayGraph,
-    array_operands,
-    depth_first,
-    once,
-    unwrapped,
-)
+from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, array_operands, once, unwrapped
+from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.transforms import beside, is_transform
-from graph_opt.model.cost import Machine, Shape, Work
+from graph_opt.model.cost import LOOP_SLOWDOWN, Machine, Shape, Work
 from graph_opt.model.layout import CUPY, ArrayNode, real_of
+from graph_opt.passes import depth_first
 
 
 class Rates(NamedTuple):
@@ -96,9 +90,6 @@ MEMORY = 1.2
 """What of the passes is memory: a function within a kernel on a CPU does without it."""
 
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
-
-LOOP_SLOWDOWN = 12.0
-"""``einsum`` of blocks multiplies in a loop, so much slower than a matrix product."""
 
 
 def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: Machine) -> float:

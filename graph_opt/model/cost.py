@@ -23,6 +23,9 @@ Hosts = tuple[int, ...]
 TALL = 128
 """A product with a shorter side than this is tall."""
 
+LOOP_SLOWDOWN = 12.0
+"""``einsum`` of blocks multiplies in a loop, so much slower than a matrix product."""
+
 UNRUN = 0.3
 """Cost of a task that the scheduler only reads, as a fraction of one that a worker runs."""
 

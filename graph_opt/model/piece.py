@@ -7,13 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from hashlib import md5
+from itertools import chain
 from typing import Any, ClassVar, Self
 
-from dask.tokenize import tokenize
-
-from graph_opt.model.blockwork import Block, Blockwork
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import Machine, Work
 from graph_opt.model.layout import ArrayNode, Cuts, Index, label
+
+Block = tuple[str, Index]
+
+OPAQUE = "uint8"
+"""Dtype of arrays that Dask does not declare: blocks count as their bytes, and may be anything."""
 
 Wanted = tuple[tuple[str, tuple[Index, ...]], ...]
 """The names of arrays, and the indices of their blocks that others read."""
@@ -164,6 +168,45 @@ class SeparablePiece(Piece):
         return None
 
 
+@dataclass(frozen=True)
+class Blockwork:
+    """One of Dask's layers, whose tasks compute blocks from whole blocks.
+
+    ``needs`` are the input blocks of each computed block, in row-major order: names of arrays,
+    and indices. With ``once`` each block is computed only once: its functions are a user's.
+
+    If tasks of the layer read other tasks of it, these are steps ``before``, each of tasks that do
+    not depend on each other, and ``works`` has the work for each block of such a step. The
+    ``inputs`` and :meth:`reads` are those of all steps. ``plain`` are the steps of Dask's own
+    tasks, if a gang does small ones together. What the ``layer`` is, only its reader knows.
+    """
+
+    output: ArrayNode
+    inputs: tuple[ArrayNode, ...]
+    needs: Mapping[Index, tuple[Block, ...]]
+    layer: Any
+    once: bool = False
+    before: tuple[Blockwork, ...] = ()
+    works: tuple[Work, ...] = ()
+    plain: tuple[Blockwork, ...] = ()
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The computed blocks, in row-major order."""
+        return tuple(self.needs)
+
+    @property
+    def steps(self) -> tuple[Blockwork, ...]:
+        """All steps, in order; this is the last."""
+        return *self.before, self
+
+    def reads(self) -> Iterator[Block]:
+        """Yield the input blocks, some of them several times."""
+        own = {step.output.name for step in self.before}
+        blocks = chain.from_iterable(step.needs.values() for step in self.steps)
+        return (block for block in chain.from_iterable(blocks) if block[0] not in own)
+
+
 Member = Piece | Blockwork
 
 
@@ -299,6 +342,13 @@ class Region:
 
     @cached_property
     def token(self) -> str:
-        """Token of the members, their computed blocks and the wanted blocks."""
-        # as text: for thousands of indices tokenize() takes longer than the plan
-        return str(tokenize(*self.members, str(self.wanted), *(self.after or ())))
+        """Token of the members' names, their computed blocks, what they read, and the wanted ones.
+
+        The names are tokens of all that the blocks depend on.
+        """
+        members = [
+            (member.output.name, member.computed, [node.name for node in member.inputs])
+            for member in self.members
+        ]
+        text = repr((members, self.wanted, self.after))
+        return md5(text.encode(), usedforsecurity=False).hexdigest()

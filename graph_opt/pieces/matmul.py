@@ -1,14 +1,4 @@
-"""The piece of a matrix product, and its rule; its target is the ``summa`` algorithm.
-
-Dask builds three or more layers for one product of two matrices::
-
-    da.matmul, @       _matmul -> chunk_sum -> _chunk_sum-partial ... -> _chunk_sum-aggregate
-      K in one chunk   _matmul -> getitem (drops the contracted axis)
-    da.dot             _tensordot -> sum -> sum-partial ... -> sum-aggregate
-
-The first layer is blockwise with one axis for the contraction; the last is the result. For
-one-dimensional operands Dask adds other layers around these.
-"""
+"""The piece of a matrix product; its target is the ``summa`` algorithm."""
 
 from __future__ import annotations
 
@@ -17,34 +7,11 @@ from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product as cartesian
-from typing import Any, Self, cast
+from typing import Any, Self
 
-import dask.array as da
-from dask.array.core import Array
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-
-from graph_opt.dask_graph.internals import Alias, _matmul, _tensordot
-from graph_opt.dask_graph.layers import array_of
-from graph_opt.dask_graph.parse import (
-    ArrayGraph,
-    Rule,
-    array_operands,
-    block_function,
-    follow,
-    function_name,
-    unsupported,
-)
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import ArrayNode, Cuts, Declined, Index, cuts_of
+from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of
 from graph_opt.model.piece import Piece
-
-MATMUL = da.matmul
-"""Dask's own function: settings may replace it."""
-
-REDUCTIONS = (
-    (_matmul, ("chunk_sum-", "_chunk_sum-partial-", "_chunk_sum-aggregate-", "getitem-")),
-    (_tensordot, ("sum-", "sum-partial-", "sum-aggregate-")),
-)
 
 
 @dataclass(frozen=True)
@@ -62,10 +29,6 @@ class ProductPiece(Piece):
     @abstractmethod
     def contracted(self) -> tuple[int, int]:
         """The axis of either operand along which ``depth`` counts."""
-
-    @abstractmethod
-    def plain(self) -> Array:
-        """Return the same product by plain Dask, with all blocks of the output."""
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -96,24 +59,6 @@ class ProductPiece(Piece):
         output = replace(self.output, name=name)
         return replace(self, output=output, depth=blocks, inner=self.layers)
 
-    def operand(self, which: int) -> Array:
-        """Return an operand for plain Dask: without its graph, and only with multiplied blocks."""
-        x, axis = array_of(self.inputs[which]), self.contracted[which]
-        if self.depth is None:
-            return x
-        found: Array = x.blocks[(*(slice(None),) * axis, [*self.depth])]
-        return found
-
-    def with_plain(self, graph: HighLevelGraph) -> HighLevelGraph:
-        """Add the layers of plain Dask to a graph, with a last one of the name of the output."""
-        product, name = self.plain(), self.output.name
-        blocks = {
-            (name, *at): Alias((name, *at), (product.name, *at)) for at in self.output.indices
-        }
-        layers = {**product.dask.layers, name: MaterializedLayer(blocks)}
-        needed = {**product.dask.dependencies, name: {product.name}}
-        return HighLevelGraph({**graph.layers, **layers}, {**graph.dependencies, **needed})
-
 
 @dataclass(frozen=True)
 class MatmulPiece(ProductPiece):
@@ -137,10 +82,6 @@ class MatmulPiece(ProductPiece):
     def task(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, Any]:
         """The computed block rows and block columns, ``depth``, and the options."""
         return *self.lines, self.depth, self.options
-
-    def plain(self) -> Array:
-        product: Array = MATMUL(self.operand(0), self.operand(1))
-        return product
 
     @cached_property
     def lines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -213,73 +154,3 @@ class MatmulPiece(ProductPiece):
         blocks = rows, inner, columns
         seconds = dask_product_seconds((m, k, n), blocks, part.output.dtype, ranks, machine)
         return 2 * math.prod(blocks), seconds
-
-
-def match(graph: ArrayGraph, name: str) -> MatmulPiece | Declined | None:
-    """Match the product whose blockwise layer is ``name``; ``None`` is no product of matrices."""
-    function = block_function(graph, name)
-    reductions = [names for product, names in REDUCTIONS if product is function]
-    if not reductions:
-        return None
-    operands = array_operands(graph, name)
-    nodes = [graph.node(operand) for operand, _ in operands]
-    if len(nodes) != 2 or nodes[0] is None or nodes[1] is None:
-        return Declined(name, "an operand is not a Dask array with known facts")
-    left, right = nodes[0], nodes[1]
-    if left.ndim != 2 or right.ndim != 2:
-        return None
-    (rows, inner), (inner_right, columns) = (index for _, index in operands)
-    if inner != inner_right or rows == columns or not _contracts_plainly(graph, name):
-        return None
-    passed = follow(graph, name, reductions[0], ndim=2)
-    output = graph.node(passed[-1]) if passed else None
-    if output is None:
-        return Declined(name, "other layers than the sum read the partial products")
-    if not output.known:
-        return Declined(output.name, "chunk sizes are unknown")
-    if (left.grid[0], right.grid[1]) != output.grid:
-        return Declined(output.name, "the blocks of the result differ from those of the operands")
-    left, right = _up_to_date(left, right, output)
-    reason = unsupported((left, right), output)
-    if reason is None and left.container != right.container:
-        reason = "one operand has NumPy blocks and the other CuPy blocks"
-    if reason is not None:
-        return Declined(output.name, reason)
-    return MatmulPiece(output, left, right, inner=(name, *passed))
-
-
-RULE = Rule(match, functions=tuple(function_name(product) for product, _ in REDUCTIONS))
-
-
-def _up_to_date(
-    left: ArrayNode, right: ArrayNode, output: ArrayNode
-) -> tuple[ArrayNode, ArrayNode]:
-    """Correct the operands' chunk sizes by those of the product, which Dask declared last.
-
-    ``compute_chunk_sizes``, for example, does not update the layer of its array. Only the
-    operands have the sizes along the contraction, and Dask has made these equal.
-    """
-    inner = inner_chunks(left, right, (1, 0))
-    rows, columns = output.chunks
-    return replace(left, chunks=(rows, inner)), replace(right, chunks=(inner, columns))
-
-
-def inner_chunks(left: ArrayNode, right: ArrayNode, axes: tuple[int, int]) -> tuple[int, ...]:
-    """Return the chunk sizes of an axis of both operands, NaN if they are out of date."""
-    sizes, others = left.chunks[axes[0]], right.chunks[axes[1]]
-    # Dask declares one value for a reduction with several, so (1,) may be more
-    reduced = all("-aggregate-" in node.name for node in (left, right)) and sizes == (1,)
-    if any(map(math.isnan, sizes)):
-        return others
-    if reduced or (not any(map(math.isnan, others)) and sizes != others):
-        return (cast(int, math.nan),) * len(sizes)
-    return sizes
-
-
-def _contracts_plainly(graph: ArrayGraph, name: str) -> bool:
-    layer: Any = graph.layers[name]
-    axes = layer.task.kwargs.get("axes")
-    if axes is None:
-        return True
-    left, right = (tuple(getattr(side, "args", side)) for side in getattr(axes, "args", axes))
-    return left in ((1,), (-1,)) and right in ((0,), (-2,)) and not layer.concatenate

@@ -1,37 +1,21 @@
-"""The piece of ghost cells around every block, and its rule; its target is ``halo``.
-
-``da.map_overlap`` builds one layer for the cells of neighbours. For a boundary it adds several
-layers before it, axis by axis, and one after it::
-
-    getitem, getitem (-> repeat)   slices at both edges           reflect, periodic, nearest
-    full_like                      or a value                     constant
-    concatenate                    edge, array, edge: one more chunk on either side
-      ...                          the same for the next axis
-    overlap                        slices of neighbours, concatenated
-    getitem                        drops the chunks of the boundary
-
-All these are one piece. If they look otherwise, the ``overlap`` layer alone is a piece without
-a boundary.
-"""
+"""The piece of ghost cells around every block; its target is ``halo``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as cartesian
-from operator import add
 from typing import Any
 
-from graph_opt.dask_graph.internals import ArrayOverlapLayer
-from graph_opt.dask_graph.parse import ArrayGraph, Rule, only_reader, unsupported
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode, Chunks, Declined, Index
+from graph_opt.model.layout import Chunks, Index
 from graph_opt.model.piece import SeparablePiece
-from graph_opt.pieces.boundary import Boundary, edge_of, target_of
 
 Depth = tuple[int, int]
+Boundary = str | complex | None
+"""``"reflect"``, ``"periodic"``, ``"nearest"``, a constant, or ``None`` for no boundary."""
 
 
 def ghosts(count: int, depth: Depth, boundary: Boundary) -> list[Depth]:
@@ -120,9 +104,6 @@ class OverlapPiece(SeparablePiece):
         }
         return (tuple(sorted(read)),)
 
-    def __dask_tokenize__(self) -> Any:
-        return "halo", self.output.name, self.wanted  # Dask's name depends on all the rest
-
     def fault(self) -> str | None:
         source, output = self.source, self.output
         if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
@@ -154,84 +135,3 @@ class OverlapPiece(SeparablePiece):
 def _shown(depth: Depth) -> str:
     before, after = depth
     return str(before) if before == after else f"{before} and {after}"
-
-
-def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined:
-    """Match the overlap whose layer is ``name``."""
-    layer: Any = graph.layers[name]
-    source, output = graph.node(layer.name), graph.node(name)
-    if source is None or output is None:
-        return Declined(name, "its array is not a Dask array with known facts")
-    reason = unsupported((source,), output)
-    if reason is not None:
-        return Declined(name, reason)
-    depth = tuple(_depth(layer.axes.get(axis, 0)) for axis in range(source.ndim))
-    if any(min(each) < 0 for each in depth):
-        return Declined(name, "the depth of the overlap is negative")
-    if any(_thin(sizes, each) for sizes, each in zip(source.chunks, depth, strict=True)):
-        return Declined(name, "a chunk is thinner than the depth of the overlap")
-    bounded = _bounded(graph, name, source, output, depth)
-    piece = bounded or OverlapPiece(output, source, depth, (None,) * source.ndim, inner=(name,))
-    fault = piece.fault()
-    return piece if fault is None else Declined(name, fault)
-
-
-RULE = Rule(match, layers=(ArrayOverlapLayer,))
-
-
-def _depth(value: Any) -> Depth:
-    before, after = value if isinstance(value, tuple) else (value, value)
-    return int(before), int(after)
-
-
-def _thin(sizes: tuple[int, ...], depth: Depth) -> bool:
-    """Whether a neighbour has fewer cells than ``depth``: Dask would take only those."""
-    before, after = depth
-    return any(size < before for size in sizes[:-1]) or any(size < after for size in sizes[1:])
-
-
-def _bounded(
-    graph: ArrayGraph, name: str, source: ArrayNode, output: ArrayNode, depth: tuple[Depth, ...]
-) -> OverlapPiece | None:
-    """Return the piece with the boundary, if all of it is as Dask builds it."""
-    trimmed = only_reader(graph, name)
-    last = None if trimmed is None else graph.node(trimmed)
-    if trimmed is None or last is None:
-        return None
-    axes = _trimmed_axes(graph, output, last)
-    boundary: list[Boundary] = [None] * source.ndim
-    passed = [trimmed, name]
-    for axis in reversed(axes):
-        before, after = depth[axis]
-        edge = edge_of(graph, source, axis, before) if before == after > 0 else None
-        if edge is None:
-            return None
-        boundary[axis], source, layers = edge
-        passed += layers
-    if not axes or last.chunks != extended(source.chunks, depth, boundary):
-        return None
-    inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
-    # Dask drops the tasks of "concatenate", which only rename blocks
-    tasks = [len(graph.layers[each]) for each in passed[2:] if not each.startswith("concatenate-")]
-    return OverlapPiece(last, source, depth, tuple(boundary), sum(tasks), inner=inner)
-
-
-def _replaceable(graph: ArrayGraph, passed: Iterable[str]) -> Iterable[str]:
-    """Leave out the layers that others read, which must stay; the gang does not wait for them."""
-    inner: dict[str, None] = {}
-    for name in passed:  # from the last to the first
-        if not inner or (name not in graph.requested and graph.dependents[name] <= inner.keys()):
-            inner[name] = None
-    return inner
-
-
-def _trimmed_axes(graph: ArrayGraph, before: ArrayNode, after: ArrayNode) -> tuple[int, ...]:
-    """Return the axes along which a layer drops the first and last chunk and does nothing else."""
-    if after.ndim != before.ndim:
-        return ()
-    dropped = [old - new == 2 for old, new in zip(before.grid, after.grid, strict=True)]
-    trims = all(
-        target_of(graph, after, index) == (before.name, *map(add, index, dropped))
-        for index in after.indices
-    )
-    return tuple(axis for axis, drops in enumerate(dropped) if drops and trims)

@@ -1,13 +1,4 @@
-"""The piece of a compensated or reproducible sum, or mean, along some axes, and its rule.
-
-``dask_dgpu.array.reductions`` builds them like Dask's own reductions, with known functions::
-
-    sum_block (blockwise) -> add_partials ("-partial-") ... -> finish ("-aggregate-")
-
-This graph is best if partial sums are small, or if Dask can fuse the first layer with
-elementwise layers before it: transfers are small, and whole blocks need not exist. A gang is for
-large partial sums of blocks that exist anyway.
-"""
+"""The piece of a compensated or reproducible sum, or mean, along some axes."""
 
 from __future__ import annotations
 
@@ -17,30 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from dask.blockwise import Blockwise
-
-from graph_opt.dask_graph.parse import (
-    CARRIED,
-    ArrayGraph,
-    Rule,
-    array_operands,
-    block_function,
-    function_name,
-    only_reader,
-    unsupported,
-)
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import ArrayNode, Declined, Index, counted
+from graph_opt.model.layout import Index, counted
 from graph_opt.model.piece import SeparablePiece
 
 T = TypeVar("T")
 
+MODULE = "dask_dgpu.array.reductions.call"
+"""The module with the functions that Dask's tasks call for it."""
+
 PARTIAL_BYTES = 16
 """Bytes of a compensated partial sum; an exact one has about twice as many."""
-
-MODULE = "dask_dgpu.array.reductions.call"
-WIDE = 1 << 20
-"""Bytes of partial sums per block from which a gang may pay."""
 
 
 @dataclass(frozen=True)
@@ -110,44 +88,3 @@ class SumPiece(SeparablePiece):
         seconds = share * self.source.nbytes / (machine.memory_bandwidth * ranks)
         seconds += moved / (machine.dask_rate * adders)
         return tasks, seconds + tasks * machine.task_seconds
-
-
-def match(graph: ArrayGraph, name: str) -> SumPiece | Declined | None:
-    """Match the sum whose blockwise layer is ``name``; ``None`` is no sum, or one for Dask."""
-    function: Any = block_function(graph, name)
-    operands = array_operands(graph, name)
-    source = graph.node(operands[0][0]) if len(operands) == 1 else None
-    inner = [name]
-    while (reader := only_reader(graph, inner[-1])) is not None:
-        inner.append(reader)
-        if function_name(_function(graph, reader)) != f"{MODULE}.add_partials":
-            break
-    last = _function(graph, inner[-1])
-    output = graph.node(inner[-1])
-    if source is None or output is None or function_name(last) != f"{MODULE}.finish":
-        return None
-    wide = output.size and PARTIAL_BYTES * math.prod(map(max, output.chunks)) >= WIDE
-    if unsupported((source,), output, CARRIED) or not wide or _fused(graph, source):
-        return None
-    options = last.keywords
-    axes, method = tuple(options["axis"]), function.keywords["method"]
-    task = axes, options["keepdims"], method, options["kind"]
-    piece = SumPiece(output, source, *task, inner=tuple(inner))
-    fault = piece.fault()
-    return piece if fault is None else Declined(output.name, fault)
-
-
-RULE = Rule(match, functions=(f"{MODULE}.sum_block",))
-
-
-def _fused(graph: ArrayGraph, source: ArrayNode) -> bool:
-    """Whether the blocks of an array exist only within the tasks that sum them."""
-    blockwise = isinstance(graph.layers.get(source.name), Blockwise)
-    return blockwise and only_reader(graph, source.name) is not None
-
-
-def _function(graph: ArrayGraph, name: str) -> Any:
-    """Return the function of the tasks of a materialized layer."""
-    layer = graph.layers[name]
-    task = next((layer[key] for key in layer), None)
-    return task[0] if isinstance(task, tuple) else getattr(task, "func", None)

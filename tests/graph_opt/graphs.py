@@ -9,13 +9,14 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from dask_dgpu.operations import RULES
+from graph_opt.dask_graph.blockwork import LayerReader
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
+from graph_opt.dask_graph.layers import insert
 from graph_opt.dask_graph.members import fuse, members
 from graph_opt.dask_graph.parse import Culled, cull, parse
-from graph_opt.model.blockwork import Blockwork
-from graph_opt.model.piece import Member, Region
-from graph_opt.passes import Matches, find, insert, partition
+from graph_opt.dask_graph.rules import Matches, find
+from graph_opt.model.piece import Blockwork, Member, Region
+from graph_opt.passes import partition
 from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MatmulPiece
 from graph_opt.pieces.rechunk import RechunkPiece
@@ -75,7 +76,7 @@ def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da
 def matches(*arrays: da.Array) -> Matches:
     """Return what the rules find in the graph of some arrays."""
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
-    return find(parse(merged, [each.__dask_keys__() for each in arrays]), RULES)
+    return find(parse(merged, [each.__dask_keys__() for each in arrays]))
 
 
 def keys_of(*arrays: da.Array) -> list[Any]:
@@ -109,7 +110,8 @@ def _partitioned(
     if local:
         graph = fuse(graph, members(facts, graph), wanted)
     culled = cull(graph, wanted)
-    return culled, partition(culled, facts, members(facts, culled.graph) if local else (), wanted)
+    own = members(facts, culled.graph) if local else ()
+    return culled, partition(LayerReader(culled, facts), own, wanted)
 
 
 def contractions(*arrays: da.Array) -> tuple[ContractPiece, ...]:

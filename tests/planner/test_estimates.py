@@ -18,7 +18,6 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.planner import optimizer
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, USERS
-from graph_opt import passes
 from graph_opt.dask_graph import blockwork
 from graph_opt.model.layout import CUPY
 
@@ -27,7 +26,7 @@ V, S = RNG.random(40), RNG.random((12, 12))
 ORDER = RNG.permutation(40)
 X, Y, Z = (da.from_array(*each) for each in ((V, 4), (S, (4, 3)), (S, 4)))
 ESTIMATES = (
-    (passes, "blockwork"),
+    (blockwork, "blockwork"),
     (blockwork, "estimate"),
     (optimizer, "predict"),
     (optimizer, "plain_region"),

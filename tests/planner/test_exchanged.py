@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -11,7 +12,8 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import scan
-from graph_opt.dask_graph import exchanging
+from dask_dgpu.planner import optimizer
+from graph_opt.dask_graph.fusing import with_functions
 from graph_opt.model.layout import NUMPY
 
 A = np.random.default_rng(12).random((44, 12))
@@ -41,7 +43,8 @@ def test_as_without_them(form: str, when: str, monkeypatch: pytest.MonkeyPatch) 
         return function(given[0], axis=given[1], dtype=given[2])
 
     monkeypatch.setattr(scan, "_running", noting)
-    monkeypatch.setattr(exchanging, "CUPY", NUMPY)
+    exchanging = partial(with_functions, container=NUMPY)
+    monkeypatch.setattr(optimizer, "with_functions", exchanging)
     again, found = outcome(FORMS[form], when)
     assert again == operations
     np.testing.assert_array_equal(found, wanted)

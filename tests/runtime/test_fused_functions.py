@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
-from graph_opt.dask_graph.elementwise import read_call
-from graph_opt.dask_graph.expressions import read_blockwise
-from graph_opt.dask_graph.nodes import Nodes, Operand
+from graph_opt.dask_graph.calls import Nodes, Operand, read_call
 from graph_opt.dask_graph.parse import parse
+from graph_opt.dask_graph.readings import read_blockwise
 from tests.support.profiles import examples
 
 SYNC = {"scheduler": "synchronous"}

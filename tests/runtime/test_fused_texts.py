@@ -14,7 +14,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.fused import Fused
-from graph_opt.dask_graph.clusters import Fusion
+from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.internals import Task, TaskRef
 from graph_opt.dask_graph.pickling import opened, pickled
 from graph_opt.model.expression import Expression

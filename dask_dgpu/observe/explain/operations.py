@@ -20,9 +20,9 @@ from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain,
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.members import calls_others, is_map, is_member
 from graph_opt.dask_graph.parse import CARRIED, unsupported
+from graph_opt.dask_graph.rules import OPTED_OUT
 from graph_opt.model.layout import counted, label
 from graph_opt.model.piece import Piece
-from graph_opt.passes import OPTED_OUT
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime import recording

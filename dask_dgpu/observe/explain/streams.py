@@ -14,10 +14,10 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.optimizer import Rewriting, made_by
 from dask_dgpu.planner.predict import Lack, Prediction
-from graph_opt.dask_graph.expressions import read_blockwise
 from graph_opt.dask_graph.layers import is_block
 from graph_opt.dask_graph.members import tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.work import array, named
 from graph_opt.model.layout import NUMPY, ArrayNode
 

@@ -12,12 +12,12 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dask_dgpu.runtime.recording import PARTS, word_of
+from graph_opt.dask_graph.calls import bound
 from graph_opt.dask_graph.members import CONTRACTIONS
-from graph_opt.dask_graph.parse import ArrayGraph, block_function, depth_first, unwrapped
-from graph_opt.dask_graph.reductions import bound
+from graph_opt.dask_graph.parse import ArrayGraph, block_function, is_stored, unwrapped
 from graph_opt.model.layout import ArrayNode
 from graph_opt.model.piece import Piece
-from graph_opt.passes import is_stored
+from graph_opt.passes import depth_first
 
 SYMBOLS: Mapping[Any, str] = {
     operator.add: "+",

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from dask import get
 
-from graph_opt.dask_graph.ahead import Waiting, waiting
-from graph_opt.dask_graph.emit import UnfusedTask, take_turn
+from graph_opt.dask_graph.emit import UnfusedTask, Waiting, take_turn, waiting
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task, TaskRef
 
 Graph = dict[Any, GraphNode]

@@ -14,9 +14,8 @@ from graph_opt.dask_graph.blockwork import in_levels
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.dask_graph.members import members
 from graph_opt.dask_graph.parse import parse
-from graph_opt.model.blockwork import Blockwork
 from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Region
+from graph_opt.model.piece import Blockwork, Region
 from tests.graph_opt.graphs import emitted, regions
 
 RNG = np.random.default_rng(20)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from dask.array.optimization import optimize
 
-from graph_opt.dask_graph.embedding import embedded
-from graph_opt.dask_graph.emit import is_gang, is_stage
+from graph_opt.dask_graph.emit import embedded, is_gang, is_stage
 from graph_opt.dask_graph.internals import DataNode, GraphNode
 from tests.graph_opt.graphs import array, emitted, keys_of
 

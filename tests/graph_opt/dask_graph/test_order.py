@@ -8,7 +8,7 @@ import dask.array as da
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.parse import depth_first
+from graph_opt.passes import depth_first
 from tests.graph_opt.graphs import array, regions
 
 A = array(12, 12)

@@ -12,7 +12,7 @@ import pytest
 from dask.graph_manipulation import bind, clone
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.passes import insert
+from graph_opt.dask_graph.layers import insert
 from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import array, matches, one, products, reason
 

@@ -15,8 +15,8 @@ from dask.highlevelgraph import HighLevelGraph
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graph_opt.dask_graph.layers import insert
 from graph_opt.model.cost import HOST
-from graph_opt.passes import insert
 from graph_opt.pieces.overlap import OverlapPiece, extended
 from graph_opt.pieces.rechunk import RechunkPiece
 from tests.graph_opt.graphs import array, matches

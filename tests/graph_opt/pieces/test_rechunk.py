@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.layers import PieceLayer
+from graph_opt.dask_graph.layers import IllegalGraphError, PieceLayer, check
 from graph_opt.model.cost import CUDA, HOST, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, Index, common_lengths, cuts_of, spread
 from graph_opt.model.piece import Region
-from graph_opt.passes import IllegalGraphError, check
 from graph_opt.pieces.rechunk import RechunkPiece, Stage
 from tests.graph_opt.graphs import array, layer_of, rechunks
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.operations import RULES
 from graph_opt.dask_graph.parse import parse
+from graph_opt.dask_graph.rules import find
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import dtype_named
-from graph_opt.passes import find
 from graph_opt.pieces.sum import SumPiece
 
 WIDE = 100_000
@@ -27,7 +26,7 @@ def source(rows: int = 6, columns: int = 2 * WIDE) -> da.Array:
 
 
 def pieces(y: da.Array) -> tuple[Any, ...]:
-    matches = find(parse(y.__dask_graph__(), y.__dask_keys__()), RULES)
+    matches = find(parse(y.__dask_graph__(), y.__dask_keys__()))
     assert matches.declined == ()
     return matches.pieces
 
@@ -59,7 +58,7 @@ def test_bfloat16_matches_where_other_rules_decline_it() -> None:
     assert (piece.source.dtype, piece.output.dtype) == ("bfloat16", "bfloat16")
     assert piece.source.nbytes == 2 * piece.source.size
     y = x.rechunk((6, 1000))
-    matches = find(parse(y.__dask_graph__(), y.__dask_keys__()), RULES)
+    matches = find(parse(y.__dask_graph__(), y.__dask_keys__()))
     assert matches.pieces == ()
     assert {each.reason for each in matches.declined} <= {"dtype bfloat16 has no kernel"}
 
@@ -82,7 +81,7 @@ def test_what_is_left_to_dask() -> None:
     y = x * 2
     both = [dgpu.sum(y, 0), y + 1]
     graph = both[0].dask.__class__.merge(*(z.dask for z in both))
-    assert len(find(parse(graph, [z.__dask_keys__() for z in both]), RULES).pieces) == 1
+    assert len(find(parse(graph, [z.__dask_keys__() for z in both])).pieces) == 1
 
 
 def test_a_part_reads_what_it_needs() -> None:

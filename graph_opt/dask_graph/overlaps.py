@@ -1,9 +1,24 @@
-"""Recognizes the layers that ``da.map_overlap`` builds for a boundary, at both ends of one axis."""
+"""Finds ghost cells around blocks, with their boundary, in Dask's layers.
+
+``da.map_overlap`` builds one layer for the cells of neighbours. For a boundary it adds several
+layers before it, axis by axis, and one after it::
+
+    getitem, getitem (-> repeat)   slices at both edges           reflect, periodic, nearest
+    full_like                      or a value                     constant
+    concatenate                    edge, array, edge: one more chunk on either side
+      ...                          the same for the next axis
+    overlap                        slices of neighbours, concatenated
+    getitem                        drops the chunks of the boundary
+
+All these are one piece. If they look otherwise, the ``overlap`` layer alone is a piece without
+a boundary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -11,11 +26,16 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from graph_opt.dask_graph.internals import Alias, Task, TaskRef, _broadcast_trick_inner, getitem
-from graph_opt.dask_graph.parse import ArrayGraph, array_operands, block_function, unwrapped
-from graph_opt.model.layout import ArrayNode, Index, cuts_of
-
-Boundary = str | complex | None
-"""``"reflect"``, ``"periodic"``, ``"nearest"``, a constant, or ``None`` for no boundary."""
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    array_operands,
+    block_function,
+    only_reader,
+    unsupported,
+    unwrapped,
+)
+from graph_opt.model.layout import ArrayNode, Declined, Index, cuts_of
+from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
 FILL = unwrapped(_broadcast_trick_inner)
 """The block function of ``full_like``."""
@@ -24,7 +44,92 @@ Edge = tuple[Boundary, ArrayNode, tuple[str, ...]]
 """The boundary along an axis, the array inside, and Dask's layers."""
 
 
-def target_of(graph: ArrayGraph, node: ArrayNode, index: Index) -> Any:
+def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined:
+    """Match the overlap whose layer is ``name``."""
+    layer: Any = graph.layers[name]
+    source, output = graph.node(layer.name), graph.node(name)
+    if source is None or output is None:
+        return Declined(name, "its array is not a Dask array with known facts")
+    reason = unsupported((source,), output)
+    if reason is not None:
+        return Declined(name, reason)
+    depth = tuple(_depth(layer.axes.get(axis, 0)) for axis in range(source.ndim))
+    if any(min(each) < 0 for each in depth):
+        return Declined(name, "the depth of the overlap is negative")
+    if any(_thin(sizes, each) for sizes, each in zip(source.chunks, depth, strict=True)):
+        return Declined(name, "a chunk is thinner than the depth of the overlap")
+    bounded = _bounded(graph, name, source, output, depth)
+    piece = bounded or OverlapPiece(output, source, depth, (None,) * source.ndim, inner=(name,))
+    fault = piece.fault()
+    return piece if fault is None else Declined(name, fault)
+
+
+def _depth(value: Any) -> Depth:
+    before, after = value if isinstance(value, tuple) else (value, value)
+    return int(before), int(after)
+
+
+def _thin(sizes: tuple[int, ...], depth: Depth) -> bool:
+    """Whether a neighbour has fewer cells than ``depth``: Dask would take only those."""
+    before, after = depth
+    return any(size < before for size in sizes[:-1]) or any(size < after for size in sizes[1:])
+
+
+def _bounded(
+    graph: ArrayGraph, name: str, source: ArrayNode, output: ArrayNode, depth: tuple[Depth, ...]
+) -> OverlapPiece | None:
+    """Return the piece with the boundary, if all of it is as Dask builds it."""
+    trimmed = only_reader(graph, name)
+    last = None if trimmed is None else graph.node(trimmed)
+    if trimmed is None or last is None:
+        return None
+    axes = _trimmed_axes(graph, output, last)
+    boundary: list[Boundary] = [None] * source.ndim
+    passed = [trimmed, name]
+    for axis in reversed(axes):
+        before, after = depth[axis]
+        edge = _edge(graph, source, axis, before) if before == after > 0 else None
+        if edge is None:
+            return None
+        boundary[axis], source, layers = edge
+        passed += layers
+    if not axes or last.chunks != extended(source.chunks, depth, boundary):
+        return None
+    inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
+    tasks = sum(map(partial(_working, graph), passed[2:]))
+    return OverlapPiece(last, source, depth, tuple(boundary), tasks, inner=inner)
+
+
+def _working(graph: ArrayGraph, name: str) -> int:
+    """Return the number of tasks of a layer without those that only rename blocks."""
+    layer: Any = graph.layers[name]
+    if isinstance(layer, Blockwise):
+        return len(layer)
+    return sum(not isinstance(task, Alias | tuple) for task in layer.mapping.values())
+
+
+def _replaceable(graph: ArrayGraph, passed: Iterable[str]) -> Iterable[str]:
+    """Leave out the layers that others read, which must stay; the gang does not wait for them."""
+    inner: dict[str, None] = {}
+    for name in passed:  # from the last to the first
+        if not inner or (name not in graph.requested and graph.dependents[name] <= inner.keys()):
+            inner[name] = None
+    return inner
+
+
+def _trimmed_axes(graph: ArrayGraph, before: ArrayNode, after: ArrayNode) -> tuple[int, ...]:
+    """Return the axes along which a layer drops the first and last chunk and does nothing else."""
+    if after.ndim != before.ndim:
+        return ()
+    dropped = [old - new == 2 for old, new in zip(before.grid, after.grid, strict=True)]
+    trims = all(
+        _target(graph, after, index) == (before.name, *map(add, index, dropped))
+        for index in after.indices
+    )
+    return tuple(axis for axis, drops in enumerate(dropped) if drops and trims)
+
+
+def _target(graph: ArrayGraph, node: ArrayNode, index: Index) -> Any:
     """Return the key that a block is another name of."""
     layer = graph.layers[node.name]
     if not isinstance(layer, MaterializedLayer):
@@ -38,7 +143,7 @@ def _with(values: Sequence[Any], axis: int, value: Any) -> tuple[Any, ...]:
     return (*values[:axis], value, *values[axis + 1 :])
 
 
-def edge_of(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge | None:
+def _edge(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge | None:
     """Match the layers that Dask builds for both ends of one axis."""
     last = joined.grid[axis] - 1
     if last < 2:
@@ -46,7 +151,7 @@ def edge_of(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge
     corner = (0,) * joined.ndim
     nodes = []
     for at in (0, 1, last):
-        key = target_of(graph, joined, _with(corner, axis, at))
+        key = _target(graph, joined, _with(corner, axis, at))
         is_key = isinstance(key, tuple) and isinstance(key[0], str)
         nodes.append(graph.node(key[0]) if is_key else None)
     left, source, right = nodes
@@ -55,7 +160,7 @@ def edge_of(graph: ArrayGraph, joined: ArrayNode, axis: int, depth: int) -> Edge
     for index in joined.indices:
         at = index[axis]
         node, place = (left, 0) if at == 0 else (right, 0) if at == last else (source, at - 1)
-        if target_of(graph, joined, index) != (node.name, *_with(index, axis, place)):
+        if _target(graph, joined, index) != (node.name, *_with(index, axis, place)):
             return None
     if joined.chunks[axis] != (depth, *source.chunks[axis], depth):
         return None
