@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 from dask.array.optimization import optimize
+from dask.blockwise import Blockwise
 
 from dask_dgpu.algorithms.summa.wire import WireDtype
 from dask_dgpu.array import fft
@@ -28,6 +29,7 @@ from dask_dgpu.session.creation import UNDISPATCHED, dispatched
 from dask_dgpu.session.sending import sending
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
+from graph_opt.dask_graph.members import CONTRACTIONS
 from graph_opt.model.layout import BFLOAT16
 
 Function = Callable[..., Any]
@@ -52,9 +54,6 @@ BUILDING = (
     ("dask.array", "transpose", replaying),
 )
 """Functions of Dask that return new arrays, in the modules that look them up, and wrappers."""
-
-CONTRACTIONS = ("tensordot-", "chunk_einsum-")
-"""Prefixes of partial products. Their sum belongs to a contraction, found by a rule."""
 
 _installed = ExitStack()
 
@@ -191,5 +190,11 @@ def _is_summable(a: Any, dtype: Any) -> bool:
         is_block(a._meta if chunked else a)
         and is_number(a.dtype)
         and (dtype is None or dtype == BFLOAT16 or is_number(np.dtype(dtype)))
-        and not (chunked and a.name.startswith(CONTRACTIONS))
+        and not (chunked and _is_partial(a))
     )
+
+
+def _is_partial(a: Array) -> bool:
+    """Whether an array has partial products: their sum belongs to a contraction."""
+    layer = a.dask.layers[a.name]
+    return isinstance(layer, Blockwise) and getattr(layer.task, "func", None) in CONTRACTIONS

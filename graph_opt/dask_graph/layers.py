@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -217,13 +217,6 @@ class DeferredLayer(_BlocksOfPiece):
 def array_of(node: ArrayNode, tasks: Mapping[Key, GraphNode] | None = None) -> Array:
     """Return an array with the blocks of a node, and these tasks: none to build others on it."""
     return Array(dict(tasks or {}), node.name, node.chunks, dtype=node.dtype)
-
-
-def is_block(node: ArrayNode, index: Sequence[Any]) -> bool:
-    """Whether what follows the name in a key is the index of a block of an array."""
-    return len(index) == node.ndim and all(
-        isinstance(at, int) and 0 <= at < n for at, n in zip(index, node.grid, strict=True)
-    )
 
 
 def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -223,23 +224,19 @@ def calls_others(layer: Layer) -> bool:
 
     They may be slow, or return something else at each call.
     """
-    return not all(map(is_known, _called(layer)))
+    tasks = (layer.task,) if isinstance(layer, Blockwise) else layer.values()
+    return not all(map(is_known, chain.from_iterable(map(_functions, tasks))))
 
 
 def _calls_only(packages: Collection[str], graph: ArrayGraph, name: str) -> bool:
     """Whether a layer calls functions of these packages only."""
     layer = graph.layers[name]
-    if not isinstance(layer, Blockwise):
-        layer = MaterializedLayer(dict(tasks_of(graph, name)))
+    own = tasks_of(graph, name)
+    tasks = (layer.task,) if isinstance(layer, Blockwise) else (task for _, task in own)
     inside = tuple(f"{each}." for each in packages)
-    called = (getattr(unwrapped(function), "__module__", "") for function in _called(layer))
+    functions = chain.from_iterable(map(_functions, tasks))
+    called = (getattr(unwrapped(function), "__module__", "") for function in functions)
     return all(f"{module}.".startswith(inside) for module in called)
-
-
-def _called(layer: Layer) -> Iterator[Any]:
-    """Yield the functions that the tasks of a layer call; none of these is of the old form."""
-    for task in (layer.task,) if isinstance(layer, Blockwise) else layer.values():
-        yield from _functions(task)
 
 
 def _functions(task: Any) -> Iterator[Any]:

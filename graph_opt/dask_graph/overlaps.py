@@ -25,7 +25,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
-from graph_opt.dask_graph.internals import Alias, Task, TaskRef, _broadcast_trick_inner, getitem
+from graph_opt.dask_graph.internals import Alias, _broadcast_trick_inner
 from graph_opt.dask_graph.parse import (
     ArrayGraph,
     array_operands,
@@ -34,6 +34,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
     unwrapped,
 )
+from graph_opt.dask_graph.readings import read_cut
 from graph_opt.model.layout import ArrayNode, Declined, Index, cuts_of
 from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
 
@@ -217,27 +218,16 @@ def _sliced(
     graph: ArrayGraph, end: ArrayNode, source: ArrayNode, axis: int
 ) -> tuple[int, ...] | None:
     """Return the positions of the cells that a layer slices from one chunk, along one axis."""
-    layer = graph.layers[end.name]
-    if not isinstance(layer, MaterializedLayer) or end.ndim != source.ndim:
+    cut = read_cut(graph, end.name)
+    if cut is None or cut.source != source.name or end.ndim != source.ndim:
         return None
     if end.grid[axis] != 1 or end.chunks != _with(source.chunks, axis, end.chunks[axis]):
         return None
     whole = (slice(None),) * source.ndim
     found: set[tuple[int, range]] = set()
-    for index in end.indices:
-        key: Any
-        task = layer.mapping.get((end.name, *index))
-        if isinstance(task, Alias):
-            key, slices = task.target, whole
-        elif isinstance(task, Task) and task.func is getitem and len(task.args) == 2:
-            reference, slices = task.args
-            key = reference.key if isinstance(reference, TaskRef) else None
-        else:
-            return None
-        if not isinstance(key, tuple) or len(slices) != source.ndim:
-            return None
-        name, *place = key
-        if (name, *_with(place, axis, 0)) != (source.name, *index):
+    for index, (place, steps) in cut.blocks.items():
+        slices = steps[0] if steps else whole
+        if len(steps) > 1 or _with(place, axis, 0) != index or len(slices) != source.ndim:
             return None
         if _with(slices, axis, slice(None)) != whole or not isinstance(slices[axis], slice):
             return None

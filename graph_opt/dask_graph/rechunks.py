@@ -18,18 +18,19 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
+from graph_opt.dask_graph.calls import Nodes, Operand
 from graph_opt.dask_graph.internals import MERGE, P2P, Alias, concatenate_shaped
 from graph_opt.dask_graph.parse import (
     ArrayGraph,
-    array_operands,
     block_function,
     full_name,
     only_reader,
     unsupported,
 )
+from graph_opt.dask_graph.readings import read_blockwise
+from graph_opt.model.expression import View
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.pieces.rechunk import Axes, RechunkPiece, Stage
 
@@ -93,27 +94,15 @@ def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
     function = block_function(graph, name)
     if not any(function is transpose for transpose in TRANSPOSES):
         return None
-    layer, operands = graph.layers[name], array_operands(graph, name)
-    if not isinstance(layer, Blockwise) or len(operands) != 1 or len(layer.indices) != 1:
+    reading, nodes = read_blockwise(graph, name), Nodes()
+    if reading is None:
         return None
-    index = operands[0][1]
-    if sorted(index) != sorted(layer.output_indices):
-        return None
-    axes = tuple(index.index(letter) for letter in layer.output_indices)
-    return axes if axes == _declared(layer.task.kwargs, len(axes)) else None
-
-
-def _declared(options: dict[str, object], ndim: int) -> Axes | None:
-    """Return the order of axes in the arguments of the block function."""
-    order: list[int] = list(range(ndim))
-    first, second = options.get("axis1"), options.get("axis2")
-    if isinstance(first, int) and isinstance(second, int):
-        order[first], order[second] = order[second], order[first]
-        return tuple(order)
-    axes = options.get("axes")
-    if axes is None:
-        return tuple(reversed(order))
-    return tuple(axis % ndim for axis in axes) if isinstance(axes, tuple | list) else None
+    (source,) = reading.sources
+    reading.number(nodes, [Operand.of(graph.node(source.name), 0)])
+    (view,) = nodes.nodes
+    assert isinstance(view, View)  # for the type checker: all transposes are views
+    axes = tuple(axis for axis in view.axes if axis is not None)
+    return axes if [source.axes[axis] for axis in axes] == list(range(len(axes))) else None
 
 
 def _passes(

@@ -14,8 +14,7 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.optimizer import Rewriting, made_by
 from dask_dgpu.planner.predict import Lack, Prediction
-from graph_opt.dask_graph.layers import is_block
-from graph_opt.dask_graph.members import tasks_of
+from graph_opt.dask_graph.members import is_block, tasks_of
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.work import array, named
@@ -113,7 +112,7 @@ def _nbytes(arrays: ArrayGraph, key: Any) -> int:
     """Return the bytes of a block, 0 if they are not known."""
     name, *index = key if isinstance(key, tuple) else (key,)
     node = _known(arrays, name) if name in arrays.layers else None
-    if node is None or not is_block(node, index):
+    if node is None or not is_block(key, name, node):
         return 0
     return prod(node.block_shape(tuple(index))) * node.itemsize
 
