@@ -205,13 +205,23 @@ class Planner:
 
     def _order(self, domain: int) -> tuple[int, ...]:
         """Return the axes of a domain by falling stride, as those of a block of its shape lie."""
-        shape = self.shapes[domain]
-        for at in self.expression.cone(domain):
-            node = self.nodes[at]
-            if isinstance(node, Input) and self.shapes[at] == shape:
-                strides = self.strides[node.at]
-                return tuple(sorted(range(len(shape)), key=lambda axis: -strides[axis]))
-        return tuple(range(len(shape)))
+        ndim = len(self.shapes[domain])
+        waiting = [(domain, tuple[int | None, ...](range(ndim)))]
+        seen: set[int] = set()
+        while waiting:
+            at, axes = waiting.pop()
+            node, shape = self.nodes[at], self.shapes[at]
+            seen.add(at)
+            if isinstance(node, Input):
+                strides = [0 if axis is None else self.strides[node.at][axis] for axis in axes]
+                return tuple(sorted(range(ndim), key=lambda axis: -strides[axis]))
+            if isinstance(node, View):
+                viewed = tuple(None if axis is None else node.axes[axis] for axis in axes)
+                waiting.append((node.argument, viewed))
+            elif not isinstance(node, Reduce):
+                alike = [of for of in node.arguments if self.shapes[of] == shape and of not in seen]
+                waiting += [(of, axes) for of in reversed(alike)]
+        return tuple(range(ndim))
 
     def _pass(self, roots: Sequence[int]) -> Pass:
         placing, (order, axis) = self._placing(), self._cut(roots[0])

@@ -168,6 +168,16 @@ def test_softmax_of_rows_and_columns(shape: tuple[int, int], axis: int) -> None:
     assert found.flags.c_contiguous == x.flags.c_contiguous
 
 
+def test_results_lie_as_numpys_do() -> None:
+    x, row = random(700, 500), random(700)
+    nodes = (Input(0), View(0, (1, 0)), Input(1), Apply("subtract", (1, 2)), Apply("exp", (3,)))
+    for block in (x, np.asfortranarray(x)):
+        (found,) = evaluate_host(chain(*nodes), [block, row], 4096)
+        wanted = np.exp(block.T - row)
+        np.testing.assert_array_equal(found, wanted)
+        assert found.strides == wanted.strides
+
+
 def test_reduction_within_a_reduction() -> None:
     x, centres = random(5000, 64, dtype="float64"), random(16, 64, dtype="float64")
     (found,) = evaluate(NEAREST, [x, centres])
