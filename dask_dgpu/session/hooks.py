@@ -23,8 +23,7 @@ from dask_dgpu.array.matmul import by_setting
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
-from dask_dgpu.session.building.replayed import noting, replaying
-from dask_dgpu.session.building.unified import unifying
+from dask_dgpu.session.building import joining, replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
 from dask_dgpu.session.sending import sending
 from graph_opt.dask_graph.functions import is_block
@@ -38,22 +37,13 @@ REDUCTIONS = import_module("dask.array.reductions")
 ROUTINES = import_module("dask.array.routines")
 """Methods of arrays look up their functions here."""
 
-BUILDING = (
-    ("dask.tokenize", "_tokenize", noting),
-    ("dask.array.core", "unify_chunks", unifying),
-    ("dask.array.core", "elemwise", replaying),
-    ("dask.array.ufunc", "elemwise", replaying),
-    ("dask.array.routines", "elemwise", replaying),
-    ("dask.array.reductions", "reduction", replaying),
-    ("dask.array.routines", "reduction", replaying),
-    ("dask.array.routines", "matmul", replaying),
-    ("dask.array.routines", "tensordot", replaying),
-    ("dask.array.routines", "transpose", replaying),
-    ("dask.array", "matmul", replaying),
-    ("dask.array", "tensordot", replaying),
-    ("dask.array", "transpose", replaying),
-)
-"""Functions of Dask that return new arrays, in the modules that look them up, and wrappers."""
+BUILDING = {
+    "blockwise": ("dask.array.core", "dask.array.routines", "dask.array.einsumfuncs"),
+    "elemwise": ("dask.array.core", "dask.array.routines", "dask.array.ufunc"),
+    "matmul": ("dask.array", "dask.array.routines"),
+    "reduction": ("dask.array.reductions", "dask.array.routines"),
+}
+"""Functions of Dask that return new arrays, and the modules that look them up."""
 
 _installed = ExitStack()
 
@@ -86,10 +76,11 @@ def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, F
 
 def _building() -> Iterator[tuple[Any, str, Function]]:
     """Yield the patches by which graphs are built and sent faster, if this Dask has the names."""
-    for module, name, wrap in BUILDING:
-        with suppress(ImportError, AttributeError):
-            owner = import_module(module)
-            yield owner, name, wrap(getattr(owner, name))
+    for name, modules in BUILDING.items():
+        for owner in map(import_module, modules):
+            with suppress(AttributeError):
+                original = getattr(owner, name)
+                yield owner, name, replaying(joining(original) if name == "blockwise" else original)
     yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
     yield Array, "__getitem__", replaying(Array.__getitem__)
 

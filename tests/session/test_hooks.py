@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import dask.array as da
@@ -30,6 +31,38 @@ def test_the_setting_selects_what_is_patched() -> None:
             assert patched() == [name for _, name in OWNERS]
         assert patched() == plain
     assert patched() == []
+
+
+def attributes() -> dict[tuple[str, str], Any]:
+    """Return what stands under each name in a module or class of Dask, NumPy and Python."""
+    found = {}
+    for module in {*sys.modules} & {"sys", "logging", "threading", "socket", "numpy"} | {
+        name for name in sys.modules if name.partition(".")[0] in ("dask", "distributed")
+    }:
+        owners = {"": sys.modules[module]} | {
+            f"{name}.": each
+            for name, each in vars(sys.modules[module]).items()
+            if isinstance(each, type) and each.__module__ == module
+        }
+        for prefix, owner in owners.items():
+            for name, each in list(vars(owner).items()):
+                if callable(each):
+                    found[module, prefix + name] = each
+    return found
+
+
+def test_ten_names_of_dask_are_patched_besides_the_transforms_and_all_are_restored() -> None:
+    with dgpu.enable():
+        pass  # it imports modules
+    before = attributes()
+    with dgpu.enable():
+        during = attributes()
+    changed = {place for place, own in before.items() if during[place] is not own}
+    names = {name for module, name in changed if module != "dask.array.fft"}
+    transforms = {name for module, name in changed if module == "dask.array.fft"}
+    assert (len(names), len(transforms)) == (10, 14), sorted(names)
+    after = attributes()
+    assert [place for place, own in before.items() if after[place] is not own] == []
 
 
 def test_disabled_twice_and_enabled_again() -> None:

@@ -1,10 +1,13 @@
-"""Calls that add the same layers again: templates fill in what Dask builds."""
+"""Calls that add the same layers again: templates give what Dask builds, under other names."""
 
 from __future__ import annotations
 
 import gc
 import operator
+import os
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +29,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.session.building import replayed
-from dask_dgpu.session.building.replayed import replaying
-from dask_dgpu.session.building.template import LAYER_BYTES
+from dask_dgpu.session import building
+from dask_dgpu.session.building import LAYER_BYTES, NAME, replaying
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.renaming import Canonical
 from tests.support.calls import Counting
@@ -59,53 +61,67 @@ PROGRAMS: dict[str, Build] = {
     "cast": lambda x, y, s: x.astype("f8") + y,
     "stacked": lambda x, y, s: da.stack([x, y]).sum(axis=0) + da.concatenate([x, y])[:6],
     "mapped": lambda x, y, s: da.map_blocks(np.clip, x, 0, s, dtype=x.dtype) + y,
+    "masked": lambda x, y, s: x[y[:, 0] > 1, 1:],
     "two names": lambda x, y, s: (x + y) * (x + y),
 }
 DTYPES = ["i4", "f2", "f4", "f8", "c8"]
 SCALARS = [2, 0.5, -0.0, 0.0, 1e-300, float("inf"), True, 1j, np.float32(1.5), np.int8(3)]
 
 
-def as_plain(value: Any) -> Any:
-    """Return what can be compared: functions, tasks and layers by what is in them."""
-    if isinstance(value, GraphNode):
-        slots = ("key", "func", "args", "kwargs", "target", "value")
-        parts = [as_plain(getattr(value, name, None)) for name in slots]
-        return type(value), parts, value.dependencies
-    if isinstance(value, TaskRef):
-        return type(value), value.key
-    if isinstance(value, partial):
-        return type(value), as_plain((value.func, value.args, value.keywords))
-    if hasattr(value, "funcs") and hasattr(value, "first"):
-        return type(value), as_plain((value.first, value.funcs))
-    if isinstance(value, dict | MappingProxyType):
-        return [(as_plain(key), as_plain(each)) for key, each in value.items()]
-    if isinstance(value, tuple | list):
-        return type(value), [as_plain(each) for each in value]
-    if isinstance(value, np.ndarray):
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, float):
-        return type(value), repr(value)
-    return type(value), value
+class Numbered:
+    """What is known of an array, with numbers in place of the tokens in its layers' names."""
+
+    def __init__(self, array: Array) -> None:
+        self.layers = array.dask.layers
+        self.names: dict[str, str] = {}
+        facts = [array.chunks, array.shape, array.numblocks, array.npartitions]
+        facts += [array.dtype, type(array._meta), array._meta.dtype, array._meta.shape]
+        self.parts = [self.plain(facts), self.plain(array.__dask_keys__())]
+        done = 0
+        while done < len(self.names):  # more names are found on the way
+            name = [*self.names][done]
+            done += 1
+            if name not in self.layers:
+                continue  # tasks within a layer
+            layer = self.layers[name]
+            own = sorted((at, each) for at, each in vars(layer).items() if at != "_cached_dict")
+            parts = self.plain(own)
+            read = sorted(map(self.plain, array.dask.dependencies[name]))
+            self.parts.append([self.names[name], type(layer), parts, read])
+        assert self.names.keys() >= self.layers.keys()
+
+    def plain(self, value: Any) -> Any:
+        """Return what can be compared: functions, tasks and layers by what is in them."""
+        if isinstance(value, str) and (value in self.layers or NAME.match(value)):
+            new = f"{value.rpartition('-')[0]}-{len(self.names)}"
+            return self.names.setdefault(value, new)
+        if isinstance(value, GraphNode):
+            slots = ("key", "func", "args", "kwargs", "target", "value")
+            return type(value), [self.plain(getattr(value, name, None)) for name in slots]
+        if isinstance(value, TaskRef):
+            return type(value), self.plain(value.key)
+        if isinstance(value, partial):
+            return type(value), self.plain((value.func, value.args, value.keywords))
+        if hasattr(value, "funcs") and hasattr(value, "first"):
+            return type(value), self.plain((value.first, value.funcs))
+        if isinstance(value, dict | MappingProxyType):
+            return [(self.plain(key), self.plain(each)) for key, each in value.items()]
+        if isinstance(value, tuple | list):
+            return type(value), [self.plain(each) for each in value]
+        if isinstance(value, np.ndarray):
+            return value.dtype, value.shape, value.tobytes()
+        if isinstance(value, float):
+            return type(value), repr(value)
+        return type(value), value
 
 
 def described(found: Any) -> list[Any]:
-    """Return all that is known of the arrays that a program builds."""
-    arrays = found if isinstance(found, tuple) else (found,)
-    return [
-        [
-            (array.name, array.chunks, array.shape, array.numblocks, array.npartitions),
-            (array.dtype, type(array._meta), array._meta.dtype, array._meta.shape),
-            array.__dask_keys__(),
-            array.dask.dependencies,
-            [(name, layer_of(layer)) for name, layer in array.dask.layers.items()],
-        ]
-        for array in arrays
-    ]
+    """Return all that is known of the arrays that a program builds, but their names."""
+    return [Numbered(array).parts for array in as_arrays(found)]
 
 
-def layer_of(layer: Any) -> Any:
-    attributes = {name: each for name, each in vars(layer).items() if name != "_cached_dict"}
-    return type(layer), sorted(as_plain(attributes), key=lambda item: str(item[0]))
+def as_arrays(found: Any) -> tuple[Array, ...]:
+    return found if isinstance(found, tuple) else (found,)
 
 
 def inputs(dtype: str, seed: int, shape: tuple[int, int] = (6, 10)) -> list[Array]:
@@ -113,11 +129,12 @@ def inputs(dtype: str, seed: int, shape: tuple[int, int] = (6, 10)) -> list[Arra
     return [x, da.from_array(np.full(shape, seed + 1, dtype), chunks=(3, 4))]
 
 
-def built(program: Build, dtype: str, scalar: Any, seed: int) -> Any:
+def built(program: Build, dtype: str, scalar: Any, seed: int) -> tuple[Any, list[str]]:
     try:
-        return described(program(*inputs(dtype, seed), scalar))
+        found = program(*inputs(dtype, seed), scalar)
+        return described(found), [array.name for array in as_arrays(found)]
     except Exception as error:
-        return [type(error), str(error)]
+        return [type(error), str(error)], []
 
 
 @given(
@@ -125,13 +142,35 @@ def built(program: Build, dtype: str, scalar: Any, seed: int) -> Any:
     st.sampled_from(DTYPES),
     st.lists(st.sampled_from(SCALARS), min_size=3, max_size=3),
 )
-def test_templates_fill_in_what_dask_builds(name: str, dtype: str, scalars: list[Any]) -> None:
-    program = PROGRAMS[name]
+def test_templates_give_what_dask_builds(name: str, dtype: str, scalars: list[Any]) -> None:
+    program, calls = PROGRAMS[name], [*enumerate(scalars), (0, scalars[0])]
     with np.errstate(all="ignore"):
-        expected = [built(program, dtype, s, seed) for seed, s in enumerate(scalars)]
+        expected = [built(program, dtype, s, seed) for seed, s in calls]
         with dgpu.enable():
-            found = [built(program, dtype, s, seed) for seed, s in enumerate(scalars)]
-    assert found == expected
+            found = [built(program, dtype, s, seed) for seed, s in calls]
+    assert [parts for parts, _ in found] == [parts for parts, _ in expected]
+    own, dasks = ([each for _, names in runs for each in names] for runs in (found, expected))
+    assert len({*zip(own, dasks, strict=True)}) == len({*own}) == len({*dasks})
+
+
+@pytest.mark.slow
+def test_another_process_gives_the_same_names() -> None:
+    code = """
+import dask.array as da, dask_dgpu as dgpu
+x = da.ones((6, 10), chunks=(3, 4))
+with dgpu.enable():
+    print((x @ (0.5 * x).T).name, x.std(axis=1).name, da.tensordot(x, x[::2], (1, 1)).name)
+"""
+    runs = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        )
+        for seed in "12"
+    )
+    assert len({run.stdout for run in runs}) == 1
 
 
 x, y = inputs("f4", 0)
@@ -195,29 +234,38 @@ def test_annotations_and_settings_count() -> None:
         assert [layers(), layers()] == [expected, expected]
 
 
-def test_names_of_users() -> None:
-    names = ["x", "it's", 'a"b', "back\\slash", "line\nbreak", "ünï", "\udcff"]
-    arrays = [da.zeros(4, chunks=2, name=name) for name in names]
+@pytest.mark.parametrize("name", ["x", "it's", 'a"b', "back\\slash", "line\nbreak", "ünï"])
+def test_names_of_users(name: str) -> None:
+    array = da.zeros(4, chunks=2, name=name)
 
-    def built() -> list[Any]:
-        found = []
-        for array in arrays:
-            try:
-                found.append(described((array + 1.0, array.sum(), array[1:])))
-            except UnicodeEncodeError as error:
-                found.append([type(error)])
-        return found
+    def layers() -> list[Any]:
+        return described((array + 1.0, array.sum(), array[1:], array @ array))
 
-    expected = built()
+    expected = layers()
     with dgpu.enable():
-        assert built() == expected
-        z = da.zeros(4, chunks=2)
-        described((z + 1.0, z.sum(), z[1:]))
-        assert built() == expected
+        assert [layers(), layers()] == [expected, expected]
+
+
+def test_a_name_that_the_caller_gives_is_kept() -> None:
+    token = "0123456789abcdef" * 2
+    with dgpu.enable():
+        for name in (f"a-{token}", f"b-{token}", "c"):
+            assert da.blockwise(np.exp, "ij", x, "ij", name=name, dtype="f4").name == name
+            assert da.core.elemwise(np.exp, x, name=name).name == name
+
+
+def test_functions_that_differ_in_what_they_hold() -> None:
+    def summed(size: int) -> Array:
+        return da.blockwise(
+            np.sum, "i", x, "ij", axis=1, concatenate=True, adjust_chunks={"i": lambda n: size}
+        )
+
+    with dgpu.enable():
+        assert [summed(n).chunks for n in (1, 2, 1)] == [((n, n),) for n in (1, 2, 1)]
 
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "MOST_BYTES", 8 * LAYER_BYTES)
+    monkeypatch.setattr(building, "MOST_BYTES", 8 * LAYER_BYTES)
     counting = Counting(core.elemwise)
     elemwise = replaying(counting)
     with dgpu.enable():
@@ -230,7 +278,7 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_templates_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(building, "MOST_BYTES", 100_000)
     indexed = replaying(counting := Counting(Array.__getitem__))
     small, large = da.zeros((8, 8), chunks=4), da.zeros((10, 10), chunks=1)
     with dgpu.enable():
@@ -262,7 +310,7 @@ def test_the_first_run_has_the_structure_of_later_ones(name: str) -> None:
 
     def structure(seed: int) -> bytes:
         found = PROGRAMS[name](*inputs("f4", seed, shape), 0.5)
-        arrays = found if isinstance(found, tuple) else (found,)
+        arrays = as_arrays(found)
         graph = HighLevelGraph.merge(*(array.dask for array in arrays))
         keys = [key for array in arrays for key in flatten(array.__dask_keys__())]
         return Canonical.of(pickle.loads(cloudpickle.dumps(graph)), keys).pickled

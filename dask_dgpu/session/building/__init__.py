@@ -1,1 +1,0 @@
-"""How graphs are built on the client: Dask builds one call of a kind."""
