@@ -69,7 +69,7 @@ def test_other_threads_may_wait_for_the_device() -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", ["LAPLACIAN_5PT", "dgpu.LAPLACIAN_9PT"])
+@pytest.mark.parametrize("name", ["LAPLACIAN_5PT", "LAPLACIAN_9PT"])
 @pytest.mark.parametrize("iterations", [1, 6, 25])
 def test_laplacians(ranks: int | None, boundary: Any, name: str, iterations: int) -> None:
     a, kernel = numbers((70, 190), "float64"), 0.1 * getattr(dgpu, name)
