@@ -444,7 +444,7 @@ def test_explain_several_pieces() -> None:
 def test_the_cost_model_may_decline(gangs: list[str]) -> None:
     dgpu.enable(local_ranks=1, on_error="raise", when="cheaper")
     x = da.ones((2, 2), chunks=2)
-    assert dgpu.explain(x @ x).declined[0].reason == "a gang would be slower"
+    assert dgpu.explain(x @ x).declined[0].reason.startswith("plain Dask is predicted")
     assert ((x @ x).compute() == 2).all()
     assert gangs == []
 
