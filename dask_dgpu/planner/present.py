@@ -116,7 +116,7 @@ def _plugin(scheduler: Scheduler) -> GangSchedulerPlugin | None:
 
 def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:
     plugin = _plugin(dask_scheduler)
-    return () if plugin is None else tuple(plugin.rates.keep(kind).items())
+    return () if plugin is None else tuple(plugin.rates.known.get(kind, {}).items())
 
 
 def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:

@@ -29,7 +29,7 @@ from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.launch import Launches, NewArrays, hand_over, ready, restrict
 from dask_dgpu.runtime.scheduler.losses import Endings, Losses, Paused
-from dask_dgpu.runtime.scheduler.rates import Rates, Terms
+from dask_dgpu.runtime.scheduler.rates import Rates
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Epochs, Run
 from dask_dgpu.runtime.scheduler.states import Stored, known_as, runs_on
@@ -142,7 +142,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         if connect and workers and device == self.device:
             self.epochs.connect(workers, **terms)
             if kind is not None and kind not in self.rates.known:
-                self.rates.start(Terms(kind, device, **terms))
+                self.rates.start(kind=kind, device=device, **terms)
         return self.device
 
     # reports of ranks

@@ -240,9 +240,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.programs.shrink(0)
         self.member.release()
 
-    def _join_early(
-        self, part: str | None = None, ticket: int = 0, hosts: Hosts = (), **fields: Any
-    ) -> None:
+    def _join_early(self, part: str | None = None, hosts: Hosts = (), **fields: Any) -> None:
         """Connect, and measure a part of the rates of ranks on these hosts, if there is one."""
         figures: Figures | None = None
         try:
@@ -255,7 +253,7 @@ class GangWorkerPlugin(WorkerPlugin):
             logger.info("rank %(rank)s could not join epoch %(epoch)s", fields, exc_info=error)
             self._send("dgpu-broken", epoch=fields["epoch"], reason=str(error))
         if part is not None:
-            self._send("dgpu-measured", ticket=ticket, figures=figures)
+            self._send("dgpu-measured", part=part, figures=figures)
 
     def _run(self, job: Job) -> None:
         if job.given_up.is_set():

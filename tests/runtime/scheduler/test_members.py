@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_dgpu.runtime.scheduler.rates import _each
+from dask_dgpu.runtime.scheduler.rates import slowest
 from dask_dgpu.runtime.scheduler.run import by_host, member_hosts
 
 
@@ -17,4 +17,4 @@ def test_members_are_ordered_host_by_host() -> None:
 
 def test_a_rank_alone_on_its_host_lacks_figures_within() -> None:
     answers = [{"latency": 1.0, "host_latency": 3.0}, {"latency": 2.0, "bandwidth": 5.0}]
-    assert _each(answers, best=False) == {"latency": 2.0, "host_latency": 3.0, "bandwidth": 5.0}
+    assert slowest(answers) == {"latency": 2.0, "host_latency": 3.0, "bandwidth": 5.0}
