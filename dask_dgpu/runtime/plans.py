@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Node, Placed, Request, Shipment, shipped_to
-from dask_dgpu.runtime.placement import Making, Placement
+from dask_dgpu.runtime.placement import Block, Making, Placement
 from dask_dgpu.runtime.program import Program
 from graph_opt.dask_graph.work import Beside
 from graph_opt.model.cost import Machine
@@ -68,6 +68,14 @@ class Plans(Bare):
     values: Mapping[int, Placed]
     makings: Mapping[int, Making]
     moves: Mapping[int, tuple[Shipment, ...]]
+
+    def results(self, program: Program) -> list[tuple[Block, int]]:
+        """Return the blocks of the results, each with its rank."""
+        return [
+            ((number, index), self.values[number].layout.owner(index))
+            for number, blocks in program.outputs
+            for index in blocks
+        ]
 
     @cached_property
     def payload(self) -> bytes:

@@ -281,9 +281,8 @@ def prepared(program: Program, plans: Plans, rank: int) -> Prepared:
         action = "transfer" if node.operation == "rechunk" else "compute"
         steps.append(Step(number, action, before, work, tuple(ending)))
     results = (
-        ((number, index), program.values[number].container == NUMPY)
-        for number, blocks in program.outputs
-        for index in blocks
-        if plans.values[number].layout.owner(index) == rank
+        (block, program.values[block[0]].container == NUMPY)
+        for block, owner in plans.results(program)
+        if owner == rank
     )
     return Prepared(program, tuple(steps), tuple(results))

@@ -53,7 +53,8 @@ def client() -> Iterator[Client]:
         client.run_on_scheduler(watch)
         watch()
         try:
-            with dgpu.enable(client, **SETTINGS):
+            # which would measure the cluster at the same time
+            with dgpu.enable(client, **SETTINGS, cost_measure=False):
                 yield client
         finally:
             client.run_on_scheduler(watch_no_more)

@@ -263,4 +263,4 @@ async def deafen(dask_scheduler: Any) -> None:
 
 async def hear(dask_scheduler: Any) -> None:
     plugin = dask_scheduler.plugins[PLUGIN]
-    dask_scheduler.stream_handlers["dgpu-lacks"] = plugin.launches.sent.lacks
+    dask_scheduler.stream_handlers["dgpu-lacks"] = plugin.launches.lacks

@@ -128,7 +128,7 @@ def structures(dask_scheduler: Any) -> dict[str, int]:
     plugin = dask_scheduler.plugins[PLUGIN]
     return {
         "optimized": len(plugin.structures.graphs),
-        "sent": sum(map(len, plugin.launches.sent._known.values())),
+        "sent": sum(map(len, plugin.launches.sent.values())),
         "records": len(plugin.records._records),
         "placed": len(plugin.new_arrays._placed),
     }

@@ -118,7 +118,7 @@ def tried(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Tried | None]
 
     async def planning(self: Run, *args: Any) -> None:
         await plan(self, *args)
-        found.append(self.tried)
+        found.append(self.planned.tried)
 
     monkeypatch.setattr(Run, "plan", planning)
     return found

@@ -33,7 +33,7 @@ def test_products_transforms_and_sums_on_two_hosts(monkeypatch: pytest.MonkeyPat
 
     async def noting(run: Run, kept: Any) -> None:  # the scheduler is in this process
         await plan(run, kept)
-        plans = run.collectives.values()
+        plans = run.planned.collectives.values()
         hosts.extend(each.plan.hosts for each in plans if isinstance(each, PartProduct))
 
     monkeypatch.setattr(Run, "plan", noting)

@@ -22,9 +22,8 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.calls import Copied
 from dask_dgpu.runtime.execute import Observer, execute
-from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Owners, plans
-from dask_dgpu.runtime.program import Launch, Program
+from dask_dgpu.runtime.program import Launch, Package, Program
 from dask_dgpu.runtime.worker import member
 from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
 from graph_opt.dask_graph.functions import is_stateless

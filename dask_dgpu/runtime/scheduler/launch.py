@@ -27,10 +27,8 @@ from zict import LRU
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.scheduler.planned import KEPT_PROGRAMS, Planned
 from dask_dgpu.runtime.scheduler.records import recorders
 from dask_dgpu.runtime.scheduler.run import watch
-from dask_dgpu.runtime.scheduler.sent import Sent
 from dask_dgpu.runtime.scheduler.states import (
     Finish,
     Runs,
@@ -54,9 +52,15 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.scheduler.losses import Endings, Losses
-    from dask_dgpu.runtime.scheduler.run import Epochs, Run, Token
+    from dask_dgpu.runtime.scheduler.run import Epochs, Planned, Run, Token
 
 Key = Any
+
+KEPT_PROGRAMS = 32
+"""Number of planned programs that the scheduler keeps."""
+
+MOST_SENT = 4096
+"""Number of digests of programs and plans that the scheduler remembers of each worker."""
 
 
 class Launches:
@@ -76,9 +80,9 @@ class Launches:
         self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
-        self.sent = Sent(scheduler, runs)
         self.waiting = Waiting()
         self.planned: LRU[Any, Planned] = LRU(KEPT_PROGRAMS, {})
+        self.sent: dict[str, LRU[bytes, None]] = {}  # to each worker
 
     def begin(self, run: Run) -> None:
         """Choose the members of a new run, and launch it in the background."""
@@ -158,12 +162,12 @@ class Launches:
     def remove_worker(self, worker: str) -> None:
         """Forget what a lost worker had."""
         self.staging.remove_worker(worker)
-        self.sent.remove_worker(worker)
+        self.sent.pop(worker, None)
 
     def relieve(self, worker: str) -> None:
         """Let a worker that is short of memory keep less: it has freed its programs."""
         self.epochs.relieve(worker)
-        self.sent.remove_worker(worker)
+        self.sent.pop(worker, None)
 
     def ended(self, key: Key, finish: str, stimulus_id: str) -> None:
         """End the run of a ``gang`` task that is released or has failed, and free its results.
@@ -176,8 +180,7 @@ class Launches:
         if run is not None and not run.outcome.done():
             self.endings.cancel(run, stimulus_id)
         elif run is not None and run.finished:
-            free = {"op": "dgpu-free", "key": key, "run_id": run.run_id}
-            send(self.scheduler, run.members, free)
+            send(self.scheduler, run.members, run.message("dgpu-free"))
         taken = run is not None and run.finished and not run.starts_over
         if taken or finish in ("forgotten", "erred"):
             self.losses.forget(key)
@@ -206,13 +209,12 @@ class Launches:
             try:
                 run.less = run.key in self.endings.short
                 await run.plan(self.planned)
-                program = run.program
                 if run.outcome.done():
                     return
-                limits = program.limits
-                terms = program.transport, limits.timeout, limits.ports
-                epoch = self.epochs.get(run.members, *terms)
-                self._send(run, epoch)
+                limits = run.program.limits
+                terms = run.program.transport, limits.timeout, limits.ports
+                run.epoch = self.epochs.get(run.members, *terms)
+                self._send(run)
             finally:
                 if run.holder is not None:  # members have the inputs, or the run is void
                     unneeded = stop_waiting(self.scheduler, run.key, run.stage_keys())
@@ -223,19 +225,35 @@ class Launches:
             may_be_lost = isinstance(error, OSError)  # a call to a member failed
             self.endings.fail(run, failure, may_be_lost=may_be_lost)
 
-    def _send(self, run: Run, epoch: str) -> None:
+    def _send(self, run: Run) -> None:
         """Start all members.
 
         Nothing is awaited between the launches: all streams must have gangs in the same order.
         """
         restrict(self.scheduler, run)
         outs = outs_of(self.scheduler, run)
-        run.epoch = epoch
         profiled = bool(recorders(self.scheduler))
         for rank, member in enumerate(run.members):
-            message = run.launch_message(rank, epoch, profiled) | self.sent.new(member, run)
-            self.scheduler.worker_send(member, message | {"outs": outs.get(member, [])})
+            fields = {"outs": outs.get(member, []), "profiled": profiled}
+            message = run.launch_message(rank, **fields, **self._lacking(member, run))
+            self.scheduler.worker_send(member, message)
         self.staging.taken(run.stage_keys())
+
+    def _lacking(self, worker: str, run: Run) -> dict[str, bytes]:
+        """Return what a member may lack of a program, which it keeps from then on."""
+        package, sent = run.planned.package, self.sent.setdefault(worker, LRU(MOST_SENT, {}))
+        text = b"" if package.program in sent else package.text
+        plans = b"" if package.digest in sent else package.plans
+        if run.program.limits.kept_programs:
+            sent[package.program] = sent[package.digest] = None
+        return {"text": text, "plans": plans}
+
+    def lacks(self, key: Key, run_id: int, worker: str) -> None:
+        """Send the program of a run to a member that has dropped it, and waits for it."""
+        run = self.runs.get(key)
+        if run is not None and run.run_id == run_id:
+            text, plans = run.planned.package.text, run.planned.package.plans
+            send(self.scheduler, [worker], run.message("dgpu-package", text=text, plans=plans))
 
 
 def _launched(run: Run) -> str:

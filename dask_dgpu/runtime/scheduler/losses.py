@@ -194,7 +194,8 @@ class Endings:
         """
         if run.epoch is None:
             return
-        send(self.scheduler, run.members, run.give_up_message(reason))
+        message = run.message("dgpu-give-up", epoch=run.epoch, reason=reason)
+        send(self.scheduler, run.members, message)
         self._void(run.epoch, reason, f"dgpu-abandoned-{run.run_id}")
 
     def broken(self, epoch: str, reason: str, worker: str) -> None:

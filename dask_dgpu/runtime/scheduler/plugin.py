@@ -78,7 +78,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         handlers = scheduler.stream_handlers
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
-        handlers |= {"dgpu-lacks": self.launches.sent.lacks, "dgpu-share": self.epochs.share}
+        handlers |= {"dgpu-lacks": self.launches.lacks, "dgpu-share": self.epochs.share}
         handlers["dgpu-relieve"] = lambda worker: self.launches.relieve(worker)
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
@@ -223,7 +223,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.new_arrays.place(keys, gangs)
         for key in gangs:
             run = self.runs.get(key)
-            if run is not None and run.placed:
+            if run is not None and run.epoch is not None:
                 restrict(scheduler, run)
         for found in ready(scheduler, keys, self.runs) if gangs else ():
             run = Run(found.key, next(self.run_ids), found.launch, found.staged)

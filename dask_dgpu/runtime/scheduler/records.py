@@ -194,7 +194,7 @@ class Recorder(SchedulerPlugin):
         if len(reported.spans) == len(run.members):
             del self._reported[run.run_id]
             found = reported.spans, reported.details
-            self.recording.add_gang(run.launch, run.collectives, *found)
+            self.recording.add_gang(run.launch, run.planned.collectives, *found)
 
     def failed(self, run: Run, error: GangError, spans: Sequence[Span]) -> None:
         """Add a gang that failed, in the last of these spans if there are any."""

@@ -19,11 +19,10 @@ from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.protocol.serialize import ToPickle
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.again import Tried
+from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.background import in_background
-from dask_dgpu.runtime.package import Package
-from dask_dgpu.runtime.program import Launch, Program
-from dask_dgpu.runtime.scheduler.planned import Planned
+from dask_dgpu.runtime.plans import Owners, plans
+from dask_dgpu.runtime.program import Launch, Package, Program
 from dask_dgpu.runtime.scheduler.states import Stored, block_read, send, worker_with
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Hosts, hosts_of
@@ -73,15 +72,42 @@ def host_in(address: str) -> str:
     return host
 
 
-@dataclass
+@dataclass(frozen=True)
+class Planned:
+    """A program as its members get it, for ranks that have its inputs in certain places.
+
+    ``tokens`` are those in the text, joined. ``collectives`` are their plans by the numbers of
+    their results; ``ranks`` are those of all blocks of the results. A program that is ``tried``
+    again was planned with less memory.
+    """
+
+    package: Package
+    tokens: bytes
+    collectives: Mapping[int, Any]
+    ranks: tuple[int, ...]
+    tried: Tried | None = None
+
+    @classmethod
+    def of(
+        cls, launch: Launch, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
+    ) -> Planned:
+        """Plan a program, with ``less`` memory for its second run; may take seconds."""
+        program, tried = launch.program.on_hosts(hosts), None
+        if less:
+            found, tried = with_less(program, launch.title, owners, size)
+        else:
+            found = plans(program, owners, size)
+        ranks = tuple(rank for _, rank in found.results(program))
+        package, tokens = Package.of(program, found.payload), b"".join(program.text[1])
+        return cls(package, tokens, found.collectives, ranks, tried)
+
+
+@dataclass(eq=False)
 class Run:
     """An attempt at a gang, which the key of its ``gang`` task identifies.
 
     ``staged`` has for each input its blocks in row-major order: the ``stage`` task's key and the
-    block's worker. Once the run is planned, ``placed`` has the rank of each block of the result,
-    ``collectives`` the plan of each collective by its number, ``package`` the program and the
-    plans as members get them, and ``tokens`` those in its text. The second run of a program that
-    ran out of memory is planned with ``less``; ``tried`` has the bytes of both.
+    block's worker. The second run of a program that ran out of memory is planned with ``less``.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
@@ -95,12 +121,8 @@ class Run:
     members: tuple[str, ...] = ()
     epoch: str | None = None
     task: asyncio.Future[None] | None = None
-    placed: dict[Key, int] = field(default_factory=dict)
-    collectives: Mapping[int, Any] = field(default_factory=dict)
-    package: Package = field(default_factory=lambda: Package(b"", b"", b"", b""))
-    tokens: bytes = b""
+    planned: Planned = field(init=False)
     less: bool = False
-    tried: Tried | None = None
     holder: str | None = None
     stored: dict[Key, Stored] = field(default_factory=dict)
     finished: bool = False
@@ -128,13 +150,17 @@ class Run:
         return {member: rank for rank, member in enumerate(self.members)}
 
     @cached_property
-    def likely(self) -> dict[Key, str]:
-        """The likely worker of each block of the result: plans deal blocks out if nothing moves."""
-        return {
-            (name, *index): self.members[rank]
-            for name, blocks in self.launch.outputs
-            for index, rank in zip(blocks, dealt(len(blocks), len(self.members)), strict=True)
-        }
+    def placed(self) -> dict[Key, int]:
+        """The rank of each block of the result, before it is planned the likely one.
+
+        Plans deal blocks out if nothing moves.
+        """
+        outputs, size = self.launch.outputs, len(self.members)
+        return self._by_block(rank for _, blocks in outputs for rank in dealt(len(blocks), size))
+
+    def _by_block(self, ranks: Iterable[int]) -> dict[Key, int]:
+        blocks = [(name, *index) for name, found in self.launch.outputs for index in found]
+        return dict(zip(blocks, ranks, strict=True))
 
     def rank(self, worker: str) -> int | None:
         """Return the rank of a worker, if it is a member."""
@@ -181,30 +207,29 @@ class Run:
 
     async def plan(self, kept: MutableMapping[Any, Planned]) -> None:
         """Plan the program, in the background unless an equal one was planned for these places."""
-        tokens, hosts, size = self.launch.tokens, member_hosts(self.members), len(self.members)
+        hosts, size = member_hosts(self.members), len(self.members)
         work = partial(Planned.of, self.launch, hosts, self.owners, size, less=self.less)
-        if tokens is None:
-            planned = await in_background(work)
+        if self.launch.tokens is None:
+            self.planned = await in_background(work)
         else:
             key = self.program.digest, self.program.room, self.less, hosts, size, *self.owners
             if key not in kept:
                 kept[key] = await in_background(work)
-            planned = kept[key]
-        self.tokens = planned.tokens if tokens is None else b"".join(tokens)
-        self.placed = planned.placed(self.launch)
-        self.collectives = planned.collectives
-        self.package = planned.package
-        if planned.tried is not None:
-            self.tried = planned.tried._replace(name=self.launch.title)
+            self.planned = kept[key]
+        self.placed = self._by_block(self.planned.ranks)
 
     @cached_property
     def owners(self) -> tuple[tuple[int, ...], ...]:
         """For each input the rank of each block."""
         return tuple(tuple(self.ranks[worker] for _, worker in tokens) for tokens in self.staged)
 
-    def launch_message(self, rank: int, epoch: str, profiled: bool) -> dict[str, Any]:
-        """Return the message that starts a member, without the text of the program."""
-        member = self.members[rank]
+    def message(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Return a message about this run."""
+        return {"op": op, "key": self.key, "run_id": self.run_id, **fields}
+
+    def launch_message(self, rank: int, **fields: Any) -> dict[str, Any]:
+        """Return the message that starts a member of the planned run."""
+        member, planned, tokens = self.members[rank], self.planned, self.launch.tokens
         blocks = [
             [
                 (index, key)
@@ -213,38 +238,21 @@ class Run:
             ]
             for value, tokens in zip(self.program.inputs, self.staged, strict=True)
         ]
-        return {
-            "op": "dgpu-launch",
-            "key": self.key,
-            "run_id": self.run_id,
-            "rank": rank,
-            "size": len(self.members),
-            "epoch": epoch,
-            "program": self.package.program,
-            "digest": self.package.digest,
-            "tokens": self.tokens,
-            "names": self.launch.names,
-            "blocks": blocks,
-            "in_memory": self.holder is not None,
-            "holds": self.holder == member,
-            "profiled": profiled,
-            "tried": self.tried,
-        }
-
-    def package_message(self) -> dict[str, Any]:
-        """Return the message with the program and its plans, for members without them."""
-        package = {"text": self.package.text, "plans": self.package.plans}
-        return {"op": "dgpu-package", "key": self.key, "run_id": self.run_id, **package}
-
-    def give_up_message(self, reason: str) -> dict[str, Any]:
-        """Return the message that stops a member."""
-        return {
-            "op": "dgpu-give-up",
-            "key": self.key,
-            "run_id": self.run_id,
-            "epoch": self.epoch,
-            "reason": reason,
-        }
+        return self.message(
+            "dgpu-launch",
+            rank=rank,
+            size=len(self.members),
+            epoch=self.epoch,
+            program=planned.package.program,
+            digest=planned.package.digest,
+            tokens=planned.tokens if tokens is None else b"".join(tokens),
+            names=self.launch.names,
+            blocks=blocks,
+            in_memory=self.holder is not None,
+            holds=self.holder == member,
+            tried=planned.tried and planned.tried._replace(name=self.launch.title),
+            **fields,
+        )
 
     def finish(self) -> None:
         """Let the ``gang`` task return: all ranks are done."""

@@ -145,8 +145,7 @@ def place_of(block: TaskState, runs: Runs) -> str | None:
     run = runs.get(gangs[0].key)
     if run is None or run.holder is None or run.outcome.done():
         return None
-    computed = block_of(block)
-    return run.worker_of(computed) if run.placed else run.likely[computed]
+    return run.worker_of(block_of(block))
 
 
 # ends of tasks

@@ -29,10 +29,9 @@ from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 from dask_dgpu.operations.operation import Blocks, Facts
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.installed import installed_here
-from dask_dgpu.runtime.package import Package
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.prepared import Prepared, prepared
-from dask_dgpu.runtime.program import Program, opened
+from dask_dgpu.runtime.program import Package, Program, opened
 from dask_dgpu.runtime.worker.links import Links, accept
 from graph_opt.dask_graph.renaming import split
 
