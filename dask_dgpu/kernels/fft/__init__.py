@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import scipy.fft
 
-from dask_dgpu.kernels.fft import trigonometric
 from graph_opt.model.layout import real_of
 
 Array = Any
@@ -138,10 +137,10 @@ def _on_device(
 
     each = group[0]
     if each.kind in TRIGONOMETRIC:
+        from dask_dgpu.kernels.fft import trigonometric_cuda
+
         dtype = each.output_dtype(block.dtype.name)
-        return trigonometric.transform(
-            block, each.kind, each.n, each.axis, each.norm, dtype, cupyx.scipy.fft
-        )
+        return trigonometric_cuda.transform(block, each.kind, each.n, each.axis, each.norm, dtype)
     if len(group) == 1 and each.kind in COMPLEX and block.shape[each.axis] == each.n:
         from dask_dgpu.kernels.fft.cuda import transformed
 

@@ -1,4 +1,4 @@
-"""Cosine and sine transforms of one block, by one FFT each, for NumPy and CuPy alike.
+"""Cosine and sine transforms along long axes, by one FFT each, for NumPy and CuPy alike.
 
 All types are sums over cosines or sines of ``pi (m + a) (k + b) / M``, where ``a`` and ``b``
 are 0, 1/2 or 1: real parts of ::
@@ -7,8 +7,7 @@ are 0, 1/2 or 1: real parts of ::
            `------------ before ---------' `--- FFT, of 2 M ----'  `------- after -------'
 
 An integer ``b`` is a position in the spectrum of real numbers (types I and II). Type III is the
-transpose of type II, and its FFT is one to real numbers. SciPy has transforms of all types, CuPy
-of two: on CuPy arrays these run instead.
+transpose of type II, and its FFT is one to real numbers.
 
 References
 ----------
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fft.factors import Start, aligned, roots_of_unity, spans
+from dask_dgpu.kernels.fft.factors import Start, aligned, roots_of_unity
 
 Array = Any
 
@@ -41,8 +40,6 @@ SHIFTS = {
 """Twice ``a`` and ``b``; of type III those of type II."""
 ENDS = {"dct1": (0, -1), "dct2": (0,), "dct3": (0,), "dst2": (-1,), "dst3": (-1,)}
 """Elements that occur once in a period of the extension; all others occur twice."""
-WORKSPACE = 64 * 2**20
-"""Approximate bytes of one slice's FFT."""
 
 
 @dataclass(frozen=True)
@@ -119,48 +116,6 @@ class Recipe:
             if 0 <= at < len(factors):
                 factors[at] *= weight
         return factors
-
-
-def transform(block: Array, kind: str, n: int, axis: int, norm: str, dtype: str, fft: Any) -> Array:
-    """Transform a block along an axis, as a new array of a dtype.
-
-    The block is cropped, or padded with zeros. The module ``fft`` has ``rfft``, ``irfft`` and
-    ``fft`` for such arrays. Slices limit the workspace, since FFTs have twice the length. The parts
-    of complex numbers are two lines of real ones.
-    """
-    recipe = Recipe(kind, n, norm)
-    block = block[(slice(None),) * axis + (slice(0, n),)].astype(dtype, order="C", copy=False)
-    shape = (*block.shape[:axis], n, *block.shape[axis + 1 :])
-    result = np.empty_like(block, shape=shape, order="C")
-    source, target = (_real(block), _real(result)) if result.dtype.kind == "c" else (block, result)
-    others = [k for k in range(source.ndim) if k != axis]
-    if not others:
-        target[...] = _sliced(source, recipe, axis, fft)
-        return result
-    other = max(others, key=lambda k: source.shape[k])
-    line = 4 * target.nbytes // target.shape[other]
-    for low, high in spans(target.shape[other], max(1, WORKSPACE // line)):
-        part = (slice(None),) * other + (slice(low, high),)
-        target[part] = _sliced(source[part], recipe, axis, fft)
-    return result
-
-
-def _sliced(x: Array, recipe: Recipe, axis: int, fft: Any) -> Array:
-    start = (0,) * x.ndim
-    x = recipe.before(x, start, axis)
-    wanted = slice(recipe.first, recipe.first + recipe.n)
-    if recipe.fft == "irfft":
-        shape = (*x.shape[:axis], recipe.first + x.shape[axis], *x.shape[axis + 1 :])
-        spectrum = np.zeros_like(x, shape=shape)
-        spectrum[(slice(None),) * axis + (wanted,)] = x
-        x, wanted = spectrum, slice(0, recipe.n)
-    y = getattr(fft, recipe.fft)(x, recipe.period, axis)
-    return recipe.after(y[(slice(None),) * axis + (wanted,)], start, axis)
-
-
-def _real(array: Array) -> Array:
-    """Return a view with a last axis of real and imaginary parts."""
-    return array.view(array.real.dtype).reshape((*array.shape, 2))
 
 
 def _complex(dtype: Any) -> Any:

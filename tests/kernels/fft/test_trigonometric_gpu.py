@@ -10,7 +10,7 @@ import scipy.fft
 
 import dask_dgpu as dgpu
 from dask_dgpu.array.fft import long_axis
-from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform, factors, transform, trigonometric
+from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform, factors, transform
 from tests.array.poisson.test_gpu import close, computed, numbers, on_device, solve
 from tests.array.poisson.test_poisson import BOUNDARIES
 
@@ -20,17 +20,22 @@ pytestmark = pytest.mark.gpu
 DTYPES = ["bool", "int16", "float16", "float32", "float64", "complex64", "complex128"]
 
 
+SHAPES = [((17,), 0, 17), ((6, 16, 3), 1, 16), ((9, 5), 1, 8), ((3, 12), 1, 7), ((4, 2), 1, 2)]
+
+
 @pytest.mark.parametrize("kind", TRIGONOMETRIC)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
-@pytest.mark.parametrize("workspace", [1000, trigonometric.WORKSPACE])
+@pytest.mark.parametrize("workspace", [1000, 1 << 28])
 def test_kernel(
     kind: str, dtype: str, norm: str, workspace: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import cupy
 
-    monkeypatch.setattr(trigonometric, "WORKSPACE", workspace)
-    for shape, axis, n in [((17,), 0, 17), ((6, 16, 3), 1, 16), ((9, 5), 1, 8), ((3, 12), 1, 7)]:
+    from dask_dgpu.kernels.fft import trigonometric_cuda
+
+    monkeypatch.setattr(trigonometric_cuda, "WORKSPACE", workspace)
+    for shape, axis, n in SHAPES if kind == "dct1" else [*SHAPES, ((3, 1), 1, 1)]:
         a = numbers(shape, dtype)
         block = cupy.asarray(a)
         result = transform(block, [Transform(kind, axis, n, norm)])
