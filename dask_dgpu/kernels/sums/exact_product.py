@@ -45,7 +45,7 @@ def terms(x: Array, y: Array) -> Array:
     if x.dtype.kind == "c":
         imaginary += _product(x.imag, y.real)
     if not imaginary:
-        return np.stack(real, axis=-1)
+        return np.stack(real, axis=-1) if len(real) > 1 else real[0][..., None]
     if x.dtype.kind == y.dtype.kind:
         real += [-term for term in _product(x.imag, y.imag)]
     result = np.empty((*x.shape, len(real)), np.complex128, like=x)
@@ -65,6 +65,10 @@ def _exact(dtype: np.dtype[Any]) -> bool:
 
 
 def _product(a: Array, b: Array) -> list[Array]:
+    if not isinstance(a, np.ndarray) and {a.dtype.name, b.dtype.name} <= {"float32", "float64"}:
+        from dask_dgpu.kernels.sums.exact_product_cuda import products
+
+        return products(a, b)
     exact = _exact(a.dtype) and _exact(b.dtype)
     a, b = widened(a), widened(b)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
