@@ -36,20 +36,19 @@ KERNEL = cupy.RawKernel(
     r"""
 typedef long long Long;
 
-// Count is 32 bits wide where a piece allows it: 64-bit divisions are slow.
-template <typename Word, typename Count>
-__device__ void copy_tile(const Long* piece, Long first) {
+template <typename Word>
+__device__ void copy_words(const Long* piece, Long first) {
     char* __restrict__ target = (char*) piece[TARGET];
     const char* __restrict__ source = (const char*) piece[SOURCE];
     const int outermost = (int) piece[NDIM] - 1;
-    const Count stop = (Count) min(first + TILE, piece[WORDS]);
+    const unsigned stop = (unsigned) min(first + TILE, piece[WORDS]);
     #pragma unroll 4
-    for (Count word = (Count) first + threadIdx.x; word < stop; word += THREADS) {
-        Count rest = word;
+    for (unsigned word = (unsigned) first + threadIdx.x; word < stop; word += THREADS) {
+        unsigned rest = word;  // 64-bit divisions are slow, and take seconds to compile
         Long to = 0, from = 0;
         for (int axis = 0; axis < outermost; ++axis) {
-            const Count length = (Count) piece[LENGTHS + axis];
-            const Count next = rest / length;
+            const unsigned length = (unsigned) piece[LENGTHS + axis];
+            const unsigned next = rest / length;
             const Long along = rest - next * length;
             to += along * piece[TARGET_STRIDES + axis];
             from += along * piece[SOURCE_STRIDES + axis];
@@ -59,12 +58,6 @@ __device__ void copy_tile(const Long* piece, Long first) {
         from += (Long) rest * piece[SOURCE_STRIDES + outermost];
         *(Word*) (target + to) = *(const Word*) (source + from);
     }
-}
-
-template <typename Word>
-__device__ void copy_words(const Long* piece, Long first) {
-    if (piece[WORDS] < (1LL << 31)) copy_tile<Word, unsigned int>(piece, first);
-    else copy_tile<Word, unsigned long long>(piece, first);
 }
 
 // tiles[k] is the first tile of piece k, tiles[pieces] the number of all.
@@ -108,7 +101,7 @@ def copy_cuda(device: Device, *batches: Pieces) -> None:
     """Copy pieces of arrays of one dtype, on the current stream."""
     table = describe(batches)
     if table is None:
-        copy_host(*batches)  # too many axes for the kernel: one launch for each piece
+        copy_host(*batches)  # too large for the kernel: one launch for each piece
         return
     if not len(table.rows):
         return

@@ -22,6 +22,9 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 MAX_NDIM = 8
 """Most axes of the kernel, after merging."""
 
+MOST_WORDS = 2**31 - 1
+"""Most words of a piece, which the kernel counts in 32 bits."""
+
 WIDEST = 16
 """Bytes of the widest word of a GPU's loads and stores."""
 
@@ -52,7 +55,7 @@ class Table(NamedTuple):
 
 
 def describe(batches: tuple[Pieces, ...]) -> Table | None:
-    """Describe pieces to the kernel; ``None`` if a piece has too many axes after merging."""
+    """Describe pieces to the kernel; ``None`` if a piece has too many axes or words for it."""
     tables = [_rows(pieces) for pieces in batches if len(pieces.shapes)]
     found = [rows for rows in tables if rows is not None]
     if len(found) < len(tables):
@@ -110,11 +113,12 @@ def _places(pieces: Pieces, bases: tuple[Ints, Ints]) -> tuple[Mask, Ints] | Non
     target, source = target[full], source[full]
     merged, width = _widen(merged, target, source)
     ndim = np.maximum(1, (merged[0] > 1).sum(axis=1))
-    if ndim.max(initial=0) > MAX_NDIM:
+    words = merged[0].prod(axis=1)
+    if ndim.max(initial=0) > MAX_NDIM or words.max(initial=0) > MOST_WORDS:
         return None
     rows = np.zeros((len(target), COLUMNS), np.int64)
     rows[:, TARGET], rows[:, SOURCE], rows[:, WIDTH], rows[:, NDIM] = target, source, width, ndim
-    rows[:, WORDS] = merged[0].prod(axis=1)
+    rows[:, WORDS] = words
     kept = min(MAX_NDIM, merged.shape[2])
     for column, values in zip((LENGTHS, TARGET_STRIDES, SOURCE_STRIDES), merged, strict=True):
         rows[:, column : column + kept] = values[:, :kept]

@@ -220,6 +220,15 @@ def test_too_many_axes_are_left_to_others() -> None:
     assert describe((pieces_of([(np.empty(shape, np.int8), np.empty(shape, np.int8))]),))
 
 
+def test_too_many_words_are_left_to_others() -> None:
+    few, many = (
+        np.lib.stride_tricks.as_strided(np.zeros(1, "i1"), (words,), (0,))
+        for words in (2**31 - 1, 2**31)
+    )
+    assert describe((pieces_of([(few[::-1], few)]),)) is not None
+    assert describe((pieces_of([(many[::-1], many)]),)) is None
+
+
 def on_device(view: Array) -> tuple[Array, Array]:
     """The memory behind a NumPy view, copied to the GPU, and the same view of it there."""
     import cupy
