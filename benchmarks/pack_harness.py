@@ -175,12 +175,13 @@ class Ladder:
         """Launch the kernel for one piece, on the current stream."""
         import cupy
 
-        from dask_dgpu.kernels.pack.cuda import KERNEL, THREADS
+        from dask_dgpu.kernels.pack.cuda import THREADS, kernel
         from dask_dgpu.kernels.pack.descriptors import COLUMNS
 
         table = cupy.empty(self.words, np.int64)
         table.data.copy_from_host_async(self.tables[piece].ctypes.data, table.nbytes)
-        KERNEL((self.tiles[piece],), (THREADS,), (table, table[COLUMNS:], np.int32(1)))
+        every_width = kernel(31)
+        every_width((self.tiles[piece],), (THREADS,), (table, table[COLUMNS:], np.int32(1)))
 
     def _wait(self) -> None:
         import cupy

@@ -8,6 +8,7 @@ allocated, and the host waits for the GPU only if it is a whole ring of tables a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import cycle
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,8 +33,7 @@ MACROS = (
 RING = 8
 """Concurrent tables; a round of an exchange takes two."""
 
-KERNEL = cupy.RawKernel(
-    r"""
+SOURCE = r"""
 typedef long long Long;
 
 template <typename Word>
@@ -78,23 +78,37 @@ copy_pieces(const Long* table, const Long* tiles, int pieces) {
     __syncthreads();
     const Long first = (tile - tiles[low]) * TILE;
     switch (piece[WIDTH]) {
+#if WIDTHS & 16
         case 16: copy_words<uint4>(piece, first); break;
+#endif
+#if WIDTHS & 8
         case 8: copy_words<unsigned long long>(piece, first); break;
+#endif
+#if WIDTHS & 4
         case 4: copy_words<unsigned int>(piece, first); break;
+#endif
+#if WIDTHS & 2
         case 2: copy_words<unsigned short>(piece, first); break;
-        default: copy_words<unsigned char>(piece, first);
+#endif
+#if WIDTHS & 1
+        case 1: copy_words<unsigned char>(piece, first); break;
+#endif
     }
 }
-""",
-    "copy_pieces",
-    options=(
-        *(f"-D{name}={getattr(descriptors, name)}" for name in MACROS),
-        f"-DTHREADS={THREADS}",
-    ),
-)
+"""
+"""Each width takes a quarter of a second to compile, and most tables have words of one."""
 
 _RINGS: WeakKeyDictionary[Device, Iterator[_Upload]] = WeakKeyDictionary()
 """The memory of each device's tables."""
+
+
+@cache
+def kernel(widths: int) -> Any:
+    """Return the kernel for tables with words of these widths."""
+    macros = {name: getattr(descriptors, name) for name in MACROS}
+    macros |= {"THREADS": THREADS, "WIDTHS": widths}
+    options = tuple(f"-D{name}={value}" for name, value in macros.items())
+    return cupy.RawKernel(SOURCE, "copy_pieces", options=options)
 
 
 def copy_cuda(device: Device, *batches: Pieces) -> None:
@@ -119,7 +133,8 @@ def copy_cuda(device: Device, *batches: Pieces) -> None:
 
 def _launch(table: Table, rows: Any, tiles: Any) -> None:
     """Launch the kernel for a table whose rows and tiles are on the device."""
-    KERNEL((int(table.tiles[-1]),), (THREADS,), (rows, tiles, np.int32(len(table.rows))))
+    arguments = rows, tiles, np.int32(len(table.rows))
+    kernel(table.widths)((int(table.tiles[-1]),), (THREADS,), arguments)
 
 
 class _Upload:
