@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,16 +16,6 @@ from tests.support.reference.elimination import direct
 
 Array = Any
 RHS = numbers((13, 11), "float64")
-
-
-@pytest.fixture(autouse=True, params=[None, 1, 3], ids="ranks={}".format)
-def enabled(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with dask.config.set(scheduler="synchronous"):
-        if request.param is None:
-            yield None
-        else:
-            with dgpu.enable(local_ranks=request.param, on_error="raise", when="always") as state:
-                yield state
 
 
 def residual(u: Array, rhs: Array, boundary: Any, dx: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -19,16 +18,6 @@ from graph_opt.pieces.stencil import StencilPiece
 from tests.array.jacobi.test_jacobi import RHS
 from tests.graph_opt.graphs import matches
 from tests.support.reference.elimination import direct
-
-
-@pytest.fixture(autouse=True, params=[None, 1, 3], ids="ranks={}".format)
-def enabled(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with dask.config.set(scheduler="synchronous"):
-        if request.param is None:
-            yield None
-        else:
-            with dgpu.enable(local_ranks=request.param, on_error="raise", when="always") as state:
-                yield state
 
 
 class TestLayer:
