@@ -96,7 +96,7 @@ def twiddled(block: Array, start: Start, axis: int, n: int, sign: int) -> Array:
     Factors have at least double precision. Those of a row are the products of two short tables:
     ``exp(j (a + b)) = exp(j a) exp(j b)``.
     """
-    if _on_device(block):
+    if not isinstance(block, np.ndarray):
         from dask_dgpu.kernels.fft.factors_cuda import twiddled_cuda
 
         return twiddled_cuda(block, start, axis, n, sign)
@@ -122,7 +122,7 @@ def chirped(
 
     ``n`` exceeds every ``m``. The result has the complex ``dtype``.
     """
-    if _on_device(block):
+    if not isinstance(block, np.ndarray):
         from dask_dgpu.kernels.fft.factors_cuda import chirped_cuda
 
         return chirped_cuda(block, start, axis, n, sign, dtype, scale)
@@ -149,7 +149,7 @@ def chirp_filter(
     """
     size, first = shape[0] * shape[1], row * shape[1]
     result = import_module(module).zeros(size, dtype)
-    if _on_device(result):
+    if not isinstance(result, np.ndarray):
         from dask_dgpu.kernels.fft.factors_cuda import chirp_filter_cuda
 
         return chirp_filter_cuda(first, result, length, n, sign).reshape(shape)
@@ -163,10 +163,6 @@ def chirp_filter(
 
 def _chirp(m: Array, n: int, sign: int, dtype: str) -> Array:
     return roots_of_unity(squares(m, 2 * n), 2 * n, sign, dtype)
-
-
-def _on_device(block: Array) -> bool:
-    return type(block).__module__.startswith("cupy")
 
 
 def squares(m: Array, modulus: int) -> Array:
@@ -239,7 +235,7 @@ def divide(block: Array, start: Start, axes: tuple[Axis, ...]) -> Array:
     if block.size == 0:  # perhaps without the element of a constant
         return np.empty_like(block)
     dtype = np.result_type(block.real.dtype, np.float64)
-    if _on_device(block):
+    if not isinstance(block, np.ndarray):
         from dask_dgpu.kernels.fft.factors_cuda import quotient
 
         values = [
