@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,15 @@ from dask_dgpu.algorithms.summa.choose import (
     transfers_of,
     workspace,
 )
-from dask_dgpu.algorithms.summa.plan import DEFAULTS, Block, Operand, Options, SummaPlan
+from dask_dgpu.algorithms.summa.plan import (
+    DEFAULTS,
+    Operand,
+    Options,
+    Order,
+    Share,
+    SummaPlan,
+    share_of,
+)
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import (
     Encoding,
@@ -61,15 +69,12 @@ class PartProduct(Bare):
     inner: tuple[int, ...]
     options: Options = DEFAULTS
 
-    @cached_property
-    def places(self) -> tuple[dict[Block, Block], dict[Block, Block]]:
-        """The place in the plan of each block of either operand."""
-        grids = self.plan.a.grid[1], self.plan.b.grid[0]
-        left, right = (self.inner or range(blocks) for blocks in grids)
-        return (
-            {(i, k): (r, at) for r, i in enumerate(self.rows) for at, k in enumerate(left)},
-            {(k, j): (at, c) for at, k in enumerate(right) for c, j in enumerate(self.columns)},
-        )
+    @property
+    def order(self) -> Order:
+        """The places of the plan's blocks in the arrays."""
+        depths = self.plan.a.grid[1], self.plan.b.grid[0]
+        left, right = (self.inner or range(depth) for depth in depths)
+        return Order(self.rows, left, right, self.columns)
 
 
 def _plan(request: Request) -> PartProduct:
@@ -112,26 +117,31 @@ def _layout(part: PartProduct) -> Layout:
     return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
 
 
-def _run(
-    plan: PartProduct,
+def _run(part: PartProduct, comm: Comm, *given: Any, progress: Progress) -> Any:
+    return _prepare(part, comm.rank)(comm, *given, progress=progress)
+
+
+def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
+    run = _run_encoded if part.plan.encoded else summa_rank
+    return partial(run, part.plan, share_of(part.plan, rank, part.order))
+
+
+def _run_encoded(
+    plan: SummaPlan,
+    share: Share,
     comm: Comm,
     device: Device,
     left: Blocks,
     right: Blocks,
     *,
     progress: Progress,
-) -> Blocks | tuple[Blocks, Sent]:
-    given = list(zip((left, right), plan.places, strict=True))
-    a, b = ({to[at]: block for at, block in blocks.items() if at in to} for blocks, to in given)
+) -> tuple[Blocks, Sent]:
     counts = None
-    if plan.plan.sparse:
-        counts = [
-            {to[at]: facts_of(blocks, at) for at in blocks if at in to} for blocks, to in given
-        ]
+    if plan.sparse:
+        counts = [{at: facts_of(each, at) for at in each} for each in (left, right)]
     sent = Sent()
-    c = summa_rank(plan.plan, comm, device, a, b, progress, sent, counts)
-    blocks: Blocks = {(plan.rows[i], plan.columns[j]): block for (i, j), block in c.items()}
-    return (blocks, sent.total(comm, device)) if plan.plan.encoded else blocks
+    blocks = summa_rank(plan, share, comm, device, left, right, progress, sent, counts)
+    return blocks, sent.total(comm, device)
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
@@ -218,6 +228,7 @@ MATMUL = Operation(
     plan=_plan,
     layout=_layout,
     run=_run,
+    prepare=_prepare,
     cost=_cost,
     flops=_flops,
     finds_facts=lambda part: bool(part.plan.sparse),

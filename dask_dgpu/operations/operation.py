@@ -260,6 +260,7 @@ class Operation:
       its blocks of the inputs. It may empty the mapping of an input that is ``spent``. It may
       return a pair: the blocks, and a small picklable detail for the user; that of rank 0 counts.
     - ``cost(plan, machine)`` predicts the cost.
+    - ``prepare(plan, rank)`` returns ``run`` for one plan and one rank, for many runs.
     - ``flops(plan)`` returns the floating-point operations of all ranks, on real numbers, if these
       limit the operation and are known before it runs.
     - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
@@ -273,6 +274,7 @@ class Operation:
     layout: Callable[[Plan], Layout]
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     cost: Callable[[Plan, Machine], Cost]
+    prepare: Callable[[Plan, int], Callable[..., Blocks | tuple[Blocks, Any]]] | None = None
     flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None

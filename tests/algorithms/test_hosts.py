@@ -22,7 +22,7 @@ from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.redistribute.rank import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.algorithms.summa.choose import by_level, link_bytes, plan_summa, transfers_of
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule, share_of
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
@@ -95,7 +95,8 @@ def multiplied(plan: SummaPlan, hosts: tuple[int, ...]) -> Any:
             {index: np.ascontiguousarray(blocks[index]) for index in layout.owned(comm.rank)}
             for blocks, layout in ((left, plan.a), (right, plan.b))
         ]
-        return summa_rank(plan, two_level(comm, hosts), HostDevice(), *mine)
+        share, levelled = share_of(plan, comm.rank), two_level(comm, hosts)
+        return summa_rank(plan, share, levelled, HostDevice(), *mine)
 
     found, wire = run_wire(plan.size, rank)
     result = Layout((plan.a.rows, plan.b.columns), (0,) * (plan.a.grid[0] * plan.b.grid[1]))

@@ -21,7 +21,7 @@ from dask_dgpu.algorithms.summa.choose import (
     traffic,
     workspace,
 )
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule, share_of
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -117,8 +117,9 @@ class Problem:
         def rank_program(comm: Comm) -> tuple[Blocks, Ledger, CountingDevice]:
             recording, device = RecordingComm(comm), CountingDevice()
             mine = self.owned(0, comm.rank), self.owned(1, comm.rank)
+            share = share_of(self.plan, comm.rank)
             with np.errstate(all="ignore"):  # a thread starts with NumPy's own choice
-                blocks = summa_rank(self.plan, recording, device, *mine)
+                blocks = summa_rank(self.plan, share, recording, device, *mine)
             return blocks, recording.ledger, device
 
         return run_local(self.plan.size, rank_program)
@@ -585,7 +586,8 @@ def test_progress_is_reported_and_may_give_up() -> None:
                     raise KeyError("given up")
 
         mine = case.owned(0, comm.rank), case.owned(1, comm.rank)
-        summa_rank(case.plan, comm, HostDevice(), *mine, progress)
+        share = share_of(case.plan, comm.rank)
+        summa_rank(case.plan, share, comm, HostDevice(), *mine, progress)
 
     with pytest.raises(KeyError, match="given up"):
         run_local(3, program)

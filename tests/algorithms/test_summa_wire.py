@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa.choose import plan_summa, traffic, workspace
-from dask_dgpu.algorithms.summa.plan import aligned, schedule
+from dask_dgpu.algorithms.summa.plan import aligned, schedule, share_of
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, encoding
 from dask_dgpu.comm.local import run_local
@@ -45,7 +45,8 @@ def run(case: Problem) -> tuple[Array, list[Ledger], Sent]:
         recording, sent = RecordingComm(comm), Sent()
         mine = case.owned(0, comm.rank), case.owned(1, comm.rank)
         with np.errstate(all="ignore"):
-            blocks = summa_rank(case.plan, recording, HostDevice(), *mine, sent=sent)
+            share = share_of(case.plan, comm.rank)
+            blocks = summa_rank(case.plan, share, recording, HostDevice(), *mine, sent=sent)
         return blocks, recording.ledger, sent.total(comm, HostDevice())
 
     results = run_local(case.plan.size, rank_program)
@@ -81,7 +82,7 @@ def test_friendly_data(case: Problem, dtype: str) -> None:
     for rank, ledger in enumerate(ledgers):
         check_traffic(case.plan, rank, ledger)
     assert workspace(case.plan) >= max(
-        (sum(step.counts[1]) for step in schedule(case.plan, 0)), default=0
+        (step.receives.nbytes for step in schedule(case.plan, 0)), default=0
     )
 
 

@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from itertools import product as cartesian
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sparse, SparseThreshold, WireDtype
+from dask_dgpu.algorithms.summa.wire import (
+    EXACT,
+    Encoding,
+    Form,
+    Sparse,
+    SparseThreshold,
+    WireDtype,
+)
 from graph_opt.model.cost import Hosts, host_by_rank
-from graph_opt.model.layout import Bare, Cuts, Layout, Span, block_spans, even_spans, overlaps
+from graph_opt.model.layout import (
+    Bare,
+    Cuts,
+    Index,
+    Layout,
+    Span,
+    block_spans,
+    even_spans,
+    overlaps,
+)
 
 Strategy = Literal["auto", "row", "column", "summa", "inner"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -38,8 +54,8 @@ DEFAULTS = Options()
 Block = tuple[int, int]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Matrix = Mapping[Block, Any]
-"""Blocks of a matrix."""
+Matrix = Mapping[Any, Any]
+"""Blocks of a matrix, by their places in its array."""
 
 ALIGN = 16
 """Pieces in a message start at multiples of this, in bytes; views of any dtype are aligned."""
@@ -157,12 +173,12 @@ class SummaPlan(Bare):
         """Both operands."""
         return self.a, self.b
 
-    @property
+    @cached_property
     def encoded(self) -> bool:
         """Whether pieces of an operand do not travel as they are."""
         return any(operand.encoding != EXACT for operand in self.operands)
 
-    @property
+    @cached_property
     def sparse(self) -> bool:
         """Whether pieces of an operand may travel without their zeros."""
         return any(isinstance(operand.encoding, Sparse) for operand in self.operands)
@@ -172,14 +188,14 @@ class SummaPlan(Bare):
         """Block rows, block columns and positions along the contraction, each by the mesh."""
         return self.row_spans, self.column_spans, self.depth_spans
 
-    @property
+    @cached_property
     def accumulator(self) -> str:
         """The dtype of panels and sums on a host."""
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
-    def schedules(self) -> dict[Any, Any]:
-        """Cache of the steps of each rank, and of its share of C."""
+    def shares(self) -> dict[tuple[int, Order | None], Share]:
+        """Cache of the share of each rank, by the order of blocks."""
         return {}
 
     @cached_property
@@ -380,21 +396,59 @@ class SummaPlan(Bare):
 Slices = tuple[slice, slice]
 
 
+class Order(NamedTuple):
+    """The places in their arrays of a plan's block rows and columns of A, and those of B."""
+
+    rows: Sequence[int]
+    left: Sequence[int]
+    right: Sequence[int]
+    columns: Sequence[int]
+
+    def name(self, operand: int, block: Block) -> Index:
+        """Return the place in its array of a block of A, or of B."""
+        down, along = (self.right, self.columns) if operand else (self.rows, self.left)
+        return down[block[0]], along[block[1]]
+
+
 class Piece(NamedTuple):
     """A rectangle of one block, for a panel.
 
     ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block, ``target`` one in the
-    panel; ``encoding`` is its form in a message.
+    panel; ``form`` is that in a message, ``None`` if it travels as it is. ``name`` is the place of
+    the block in its array, which may be another than in the plan.
     """
 
     operand: int
     block: Block
+    name: Index
     owner: int
     source: Slices
     target: Slices
     shape: tuple[int, int]
     nbytes: int
-    encoding: Encoding
+    form: Form | None
+
+
+class Pieces(list[list[Piece]]):
+    """Pieces to each rank, or from it, in the order of their messages."""
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The bytes of each message."""
+        return [sum(aligned(piece.nbytes) for piece in some) for some in self]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The bytes of all messages."""
+        return sum(self.counts)
+
+    @cached_property
+    def placed(self) -> list[tuple[Piece, slice]]:
+        """Each piece, and its bytes in a buffer of all messages."""
+        ordered = [piece for some in self for piece in some]
+        starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
+        pairs = zip(ordered, starts, strict=False)
+        return [(piece, slice(start, start + piece.nbytes)) for piece, start in pairs]
 
 
 class Step:
@@ -408,21 +462,10 @@ class Step:
     def __init__(self, panel: Span, size: int) -> None:
         self.panel = panel
         self.local: list[Piece] = []
-        self.sends: list[list[Piece]] = [[] for _ in range(size)]
-        self.receives: list[list[Piece]] = [[] for _ in range(size)]
-        self.passes: list[list[Piece]] = [[] for _ in range(size)]
-        self.passed: list[list[Piece]] = [[] for _ in range(size)]
+        self.sends, self.receives, self.passes, self.passed = (
+            Pieces([] for _ in range(size)) for _ in range(4)
+        )
         self.moves = False
-
-    @cached_property
-    def counts(self) -> tuple[list[int], list[int]]:
-        """Bytes to and from each rank."""
-        return _nbytes(self.sends), _nbytes(self.receives)
-
-    @cached_property
-    def passed_counts(self) -> tuple[list[int], list[int]]:
-        """Bytes that are passed to and by each rank of this host."""
-        return _nbytes(self.passes), _nbytes(self.passed)
 
     def add(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
         """Add a piece to the work of a rank; each of ``ranks`` needs it from its owner."""
@@ -447,23 +490,8 @@ class Step:
             self.passed[agent].append(piece)
 
 
-def _nbytes(by_rank: list[list[Piece]]) -> list[int]:
-    return [sum(aligned(piece.nbytes) for piece in some) for some in by_rank]
-
-
-def schedule(plan: SummaPlan, rank: int) -> list[Step]:
-    """Return the steps of one rank, found once for a plan: loops run one plan many times.
-
-    Those of sparse operands are new each time: ``count_zeros`` changes what they send.
-    """
-    if plan.sparse:
-        return _schedule(plan, rank)
-    if rank not in plan.schedules:
-        plan.schedules[rank] = _schedule(plan, rank)
-    return plan.schedules[rank]
-
-
-def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
+def schedule(plan: SummaPlan, rank: int, order: Order | None = None) -> list[Step]:
+    """Return the steps of one rank; blocks may be in another order than in their arrays."""
     steps, find = [], pieces_of(plan)
     for at in range(plan.steps):
         step = Step(plan.panel(rank, at), plan.size)
@@ -474,6 +502,8 @@ def _schedule(plan: SummaPlan, rank: int) -> list[Step]:
             if rank not in ranks and not np.any(owner == rank):
                 continue
             for piece in pieces(plan, operand, ranks[0], at):
+                if order is not None:
+                    piece = piece._replace(name=order.name(operand, piece.block))
                 if plan.hosts and plan.host_of[piece.owner] != plan.host_of[ranks[0]]:
                     step.add_from_far(piece, rank, ranks)
                 else:
@@ -493,13 +523,13 @@ def pieces(plan: SummaPlan, operand: int, rank: int, step: int) -> Iterator[Piec
 
 
 def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
-    across, width, form = _parts(matrix.columns, columns), matrix.grid[1], matrix.encoding
+    across, width, form = _parts(matrix.columns, columns), matrix.grid[1], matrix.encoding.form
     for i, height, *down in _parts(matrix.rows, rows):
         for j, length, *along in across:
             source, target = zip(down, along, strict=True)
             shape, owner = (height, length), matrix.owners[i * width + j]
             nbytes = matrix.piece_bytes(height, length)
-            yield Piece(operand, (i, j), owner, source, target, shape, nbytes, form)
+            yield Piece(operand, (i, j), (i, j), owner, source, target, shape, nbytes, form)
 
 
 def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
@@ -554,39 +584,48 @@ def _cut_by(cuts: Ints, spans: Ints) -> tuple[Ints, Ints, Ints]:
     return chunk, span, np.diff(edges)
 
 
-class Share(NamedTuple):
-    """What a rank computes: rows and columns of its panels, and its strips of C.
+@dataclass(frozen=True)
+class Share:
+    """What a rank does in a product: its steps, rows and columns of its panels, and strips of C.
 
     Strips have a block row, a span of block columns, the number of their group, the first row in
-    the rank's rectangle, and a shape. ``starts`` are the first columns of groups.
+    the rank's rectangle, and a shape. ``starts`` are the first columns of groups, ``size`` the most
+    elements of a panel.
     """
 
+    steps: list[Step]
     height: int
     width: int
     starts: list[int]
     strips: list[tuple[int, Span, int, int, tuple[int, int]]]
+    size: int
+    order: Order
 
 
-def share_of(plan: SummaPlan, rank: int) -> Share:
-    """Return what a rank computes, found once for a plan.
+def share_of(plan: SummaPlan, rank: int, order: Order | None = None) -> Share:
+    """Return what a rank does, found once for a plan: loops run one plan many times.
 
     Strips have one block row and as many block columns as the workspace allows.
     """
-    key = "share", rank
-    if key not in plan.schedules:
-        (top, bottom), (left, right) = plan.rectangle(rank)
-        groups, strips = plan.groups(rank), []
-        rows, columns = plan.a.rows, plan.b.columns
-        r = plan.positions[rank][0] if rank in plan.positions else None
-        for i in range(*plan.row_spans[r]) if r is not None else ():
-            for group, (j0, j1) in enumerate(groups):
-                shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
-                strips.append((i, (j0, j1), group, rows[i] - top, shape))
-        plan.schedules[key] = Share(
-            0 if plan.in_place[0] else bottom - top,
-            0 if plan.in_place[1] else right - left,
-            [columns[j] - left for j, _ in groups],
-            strips,
-        )
-    found: Share = plan.schedules[key]
-    return found
+    if (rank, order) in plan.shares:
+        return plan.shares[rank, order]
+    (top, bottom), (left, right) = plan.rectangle(rank)
+    groups, strips = plan.groups(rank), []
+    rows, columns = plan.a.rows, plan.b.columns
+    r = plan.positions[rank][0] if rank in plan.positions else None
+    for i in range(*plan.row_spans[r]) if r is not None else ():
+        for group, (j0, j1) in enumerate(groups):
+            shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
+            strips.append((i, (j0, j1), group, rows[i] - top, shape))
+    height = 0 if plan.in_place[0] else bottom - top
+    width = 0 if plan.in_place[1] else right - left
+    plan.shares[rank, order] = Share(
+        schedule(plan, rank, order),
+        height,
+        width,
+        [columns[j] - left for j, _ in groups],
+        strips,
+        (height + width) * -(-plan.deepest // plan.steps),
+        order or Order(*(range(blocks) for each in plan.operands for blocks in each.grid)),
+    )
+    return plan.shares[rank, order]

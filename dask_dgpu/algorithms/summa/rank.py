@@ -17,7 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
@@ -29,12 +29,10 @@ from dask_dgpu.algorithms.summa.plan import (
     Block,
     Matrix,
     Piece,
+    Pieces,
     Share,
     Step,
     SummaPlan,
-    aligned,
-    schedule,
-    share_of,
 )
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
@@ -42,48 +40,66 @@ from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.gemm import factor_dtype
-from graph_opt.model.layout import Cuts, Span
+from graph_opt.model.layout import Cuts, Index, Span
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product as one rank multiplies it: its share of the plan, and its blocks of A and B.
+
+    What travels in messages is counted in ``sent``, if there is one.
+    """
+
+    plan: SummaPlan
+    share: Share
+    comm: Comm
+    device: Device
+    operands: tuple[Matrix, Matrix]
+    sent: Sent | None = None
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps of this rank."""
+        return self.share.steps
 
 
 class Messages:
-    """The two message buffers of a rank, for all steps; adds what it sends to ``sent``.
+    """The two message buffers of a rank, for all steps.
 
     The outgoing buffer of a step is free after its exchange, before its pieces are unpacked; so one
     buffer for each direction is enough. All methods are called on the transfer lane.
     """
 
-    def __init__(
-        self,
-        plan: SummaPlan,
-        comm: Comm,
-        device: Device,
-        steps: list[Step],
-        operands: list[Matrix],
-        sent: Sent,
-    ) -> None:
-        self.comm, self.operands = comm, operands
-        self.dtypes = plan.a.dtype, plan.b.dtype
-        self.sent = sent
-        self.out, self.inbox = (
-            device.workspace(name, max(sum(step.counts[way]) for step in steps), "uint8")
-            for way, name in enumerate(("out", "inbox"))
-        )
+    def __init__(self, product: Product) -> None:
+        self.product, self.comm = product, product.comm
+        self.out = self.buffer("out", [step.sends for step in product.steps])
+        self.inbox = self.buffer("inbox", [step.receives for step in product.steps])
         self._under_way: Work | None = None
+
+    def buffer(self, name: str, each: Sequence[Pieces]) -> Array:
+        """Return the buffer of the messages of any step."""
+        return self.product.device.workspace(name, max(some.nbytes for some in each), "uint8")
 
     def send(self, step: Step) -> None:
         """Pack a step's pieces and start their exchange, if anything moves."""
         if not step.moves:
             return
-        for piece, message in _messages(step.sends, self.out):
-            values = self.operands[piece.operand][piece.block][piece.source]
-            self.sent.add(values, message, piece.encoding.encode(values, message))
+        sent = self.product.sent
+        for piece, place in step.sends.placed:
+            values = self.product.operands[piece.operand][piece.name][piece.source]
+            message, lost = self.out[place], 0
+            if piece.form is None:
+                message.view(values.dtype).reshape(values.shape)[...] = values
+            else:
+                lost = piece.form.encode(values, message)
+            if sent is not None:
+                sent.add(values, message, lost)
         self._under_way = self.start(step)
 
     def start(self, step: Step) -> Work | None:
         """Start the exchange of a step, of all ranks."""
-        sent, received = step.counts
-        inbox, out = self.inbox[: sum(received)], self.out[: sum(sent)]
-        return self.comm.all_to_all(inbox, received, out, sent)
+        inbox, out = self.inbox[: step.receives.nbytes], self.out[: step.sends.nbytes]
+        return self.comm.all_to_all(inbox, step.receives.counts, out, step.sends.counts)
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Wait for a step's exchange and copy its pieces to their ``place``."""
@@ -91,8 +107,17 @@ class Messages:
             return
         self._under_way.wait()
         self._under_way = None
-        for piece, message in _messages(step.receives, self.inbox):
-            piece.encoding.decode(message, self.dtypes[piece.operand], place(piece))
+        self.read(step.receives, self.inbox, place)
+
+    def read(self, received: Pieces, inbox: Array, place: Callable[[Piece], Array]) -> None:
+        """Copy pieces from their messages to their ``place``."""
+        plan = self.product.plan
+        for piece, at in received.placed:
+            message, dtype, out = inbox[at], (plan.a, plan.b)[piece.operand].dtype, place(piece)
+            if piece.form is None:
+                out[...] = message.view(dtype).reshape(out.shape)
+            else:
+                piece.form.decode(message, dtype, out)
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""
@@ -105,46 +130,30 @@ class HostMessages(Messages):
     is quick.
     """
 
-    def __init__(
-        self, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], *more: Any
-    ) -> None:
-        super().__init__(plan, comm, device, steps, *more)
-        self.passes, self.passed = (
-            device.workspace(name, max(sum(step.passed_counts[way]) for step in steps), "uint8")
-            for way, name in enumerate(("passes", "passed"))
-        )
+    def __init__(self, product: Product) -> None:
+        super().__init__(product)
+        self.passes = self.buffer("passes", [step.passes for step in product.steps])
+        self.passed = self.buffer("passed", [step.passed for step in product.steps])
 
     def start(self, step: Step) -> Work | None:
         """Start the exchange of a step, of ranks with messages for each other."""
-        return _exchange(self.comm, self.out, self.inbox, step.counts)
+        return self._exchange(self.out, step.sends, self.inbox, step.receives)
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
         super().unpack(step, place)
-        received = {id(piece): message for piece, message in _messages(step.receives, self.inbox)}
-        for piece, message in _messages(step.passes, self.passes):
-            message[...] = received[id(piece)]
-        work = _exchange(self.comm, self.passes, self.passed, step.passed_counts)
+        received = {id(piece): self.inbox[at] for piece, at in step.receives.placed}
+        for piece, at in step.passes.placed:
+            self.passes[at] = received[id(piece)]
+        work = self._exchange(self.passes, step.passes, self.passed, step.passed)
         if work is not None:
             work.wait()
-        for piece, message in _messages(step.passed, self.passed):
-            piece.encoding.decode(message, self.dtypes[piece.operand], place(piece))
+        self.read(step.passed, self.passed, place)
 
-
-def _exchange(
-    comm: Comm, out: Array, inbox: Array, counts: tuple[list[int], list[int]]
-) -> Work | None:
-    """Exchange messages in the order of ranks, in the first part of two buffers."""
-    sent, received = counts
-    return exchange(comm, out[: sum(sent)], sent, inbox[: sum(received)], received)
-
-
-def _messages(by_rank: Sequence[list[Piece]], buffer: Array) -> Iterator[tuple[Piece, Array]]:
-    """Yield each piece with its bytes in a message buffer."""
-    ordered = [piece for pieces in by_rank for piece in pieces]
-    starts = accumulate((aligned(piece.nbytes) for piece in ordered), initial=0)
-    for piece, start in zip(ordered, starts, strict=False):
-        yield piece, buffer[start : start + piece.nbytes]
+    def _exchange(self, out: Array, sends: Pieces, inbox: Array, receives: Pieces) -> Work | None:
+        """Exchange messages in the order of ranks, in the first part of two buffers."""
+        sent, received = out[: sends.nbytes], inbox[: receives.nbytes]
+        return exchange(self.comm, sent, sends.counts, received, receives.counts)
 
 
 class Pulls:
@@ -154,15 +163,15 @@ class Pulls:
         self.window, self.positions = window, positions
 
     @classmethod
-    def open(
-        cls, plan: SummaPlan, comm: Comm, device: Device, steps: list[Step], operands: list[Matrix]
-    ) -> Pulls | None:
+    def open(cls, product: Product) -> Pulls | None:
         """Offer this rank's blocks to others; None if one-sided reads are not possible.
 
         Reads do not convert, so both operands need the dtype of the panels.
         """
-        uniform = plan.a.dtype == plan.b.dtype == factor_dtype(device.kind, plan.dtype)
-        if not (plan.one_sided and uniform):
+        plan, comm = product.plan, product.comm
+        if not plan.one_sided:
+            return None
+        if {plan.a.dtype, plan.b.dtype} != {factor_dtype(product.device.kind, plan.dtype)}:
             return None
         counts = Counter[int]()
         positions: dict[tuple[int, Block], int] = {}
@@ -172,7 +181,7 @@ class Pulls:
                 positions[at, (i, j)] = counts[owner]
                 counts[owner] += 1
                 if owner == comm.rank:
-                    offered.append(operands[at][i, j])
+                    offered.append(product.operands[at][product.share.order.name(at, (i, j))])
         window = comm.window(offered)
         return None if window is None else cls(window, positions)
 
@@ -194,24 +203,17 @@ class Pulls:
 Carrier = Messages | Pulls
 
 
-def carrier_of(
-    plan: SummaPlan,
-    comm: Comm,
-    device: Device,
-    steps: list[Step],
-    operands: list[Matrix],
-    sent: Sent,
-) -> Carrier:
-    """Return what carries pieces between ranks, the same on all; counts in ``sent``."""
-    limits = plan, comm, device, steps, operands
-    if plan.hosts:
-        return HostMessages(*limits, sent)
-    pulls = Pulls.open(*limits) if any(step.moves for step in steps) else None
-    return pulls or Messages(*limits, sent)
+def carrier_of(product: Product) -> Carrier:
+    """Return what carries pieces between ranks, the same on all."""
+    if product.plan.hosts:
+        return HostMessages(product)
+    pulls = Pulls.open(product) if any(step.moves for step in product.steps) else None
+    return pulls or Messages(product)
 
 
 def summa_rank(
     plan: SummaPlan,
+    share: Share,
     comm: Comm,
     device: Device,
     a: Matrix,
@@ -219,7 +221,7 @@ def summa_rank(
     progress: Progress = no_progress,
     sent: Sent | None = None,
     counts: Sequence[Counts] | None = None,
-) -> dict[Block, Array]:
+) -> dict[Index, Array]:
     """Multiply as one rank; ``progress`` counts panels, and ``sent`` what travels in messages.
 
     Every rank receives the pieces of its next panel while it multiplies the present one. If
@@ -228,22 +230,22 @@ def summa_rank(
     memory is the rank's blocks of A, B and C and four panels: two panels in use, one message out
     and one in. Blocks of C count in ``plan.accumulator``.
     """
-    steps, operands, sent = schedule(plan, comm.rank), [a, b], sent or Sent()
-    share = share_of(plan, comm.rank)
+    product, known = Product(plan, share, comm, device, (a, b), sent), None
     with device.computing():
         given = device.mark()
     with device.transferring():
         device.after(given)
-        limits = plan, comm, device, steps, operands
-        known = count_zeros(*limits, sent, counts or no_counts()) if plan.sparse else None
-        carrier = carrier_of(*limits, sent)
-        panels = _Panels(plan, device, share)
-    strips = _strips(plan, device, share)
+        if plan.sparse:
+            known = count_zeros(product, counts or no_counts())
+            product = replace(product, share=replace(share, steps=known.steps))
+        carrier, steps = carrier_of(product), product.steps
+        panels = _Panels(product)
+    strips = _strips(product)
     with device.transferring():
         carrier.send(steps[0])
     for at, step in enumerate(steps):
         with device.transferring():
-            panel = panels.fill(step, at, carrier, operands)
+            panel = panels.fill(step, at, carrier)
             filled = device.mark()
             if at + 1 < len(steps):
                 carrier.send(steps[at + 1])
@@ -255,11 +257,11 @@ def summa_rank(
     with device.transferring():
         carrier.close()
         panels.drain()
-    del panels, carrier, limits, panel, filled
+    del panels, carrier, panel, filled
     if plan.mesh[2] > 1:
-        return _reduced(plan, comm, device, strips)
+        return _reduced(product, strips)
     with device.computing():
-        return _blocks(plan, strips)
+        return _blocks(product, strips)
 
 
 class _Factor(NamedTuple):
@@ -354,32 +356,30 @@ class _Panel:
 class _Panels:
     """Two buffers for panels, each a piece of A followed by a piece of B; on the transfer lane."""
 
-    def __init__(self, plan: SummaPlan, device: Device, share: Share) -> None:
-        self.device = device
-        self.in_place = plan.in_place
-        self.height, self.width, self.starts, _ = share
-        dtype = gemm.factor_dtype(device.kind, plan.dtype)
-        size = (self.height + self.width) * -(-plan.deepest // plan.steps)
+    def __init__(self, product: Product) -> None:
+        self.product, self.share, self.device = product, product.share, product.device
+        dtype = factor_dtype(product.device.kind, product.plan.dtype)
         self.buffers = [
-            device.workspace(f"panel-{at}", size, dtype) for at in range(min(2, plan.steps))
+            product.device.workspace(f"panel-{at}", self.share.size, dtype)
+            for at in range(min(2, len(product.steps)))
         ]
         self.marks: list[Any] = [None] * len(self.buffers)
 
-    def fill(self, step: Step, at: int, carrier: Carrier, operands: list[Matrix]) -> _Panel:
+    def fill(self, step: Step, at: int, carrier: Carrier) -> _Panel:
         """Add local pieces to a panel, and wait for the pieces of other ranks."""
         which = at % len(self.buffers)
-        depth = step.panel[1] - step.panel[0]
-        split = self.height * depth
+        share, depth = self.share, step.panel[1] - step.panel[0]
+        split = share.height * depth
         buffer, rest = self.buffers[which][:split], self.buffers[which][split:]
-        b: list[Array] = []
-        if not self.in_place[1]:
-            edges = zip(self.starts, [*self.starts[1:], self.width], strict=True)
+        in_place, b = self.product.plan.in_place, list[Array]()
+        if not in_place[1]:
+            edges = zip(share.starts, [*share.starts[1:], share.width], strict=True)
             b = [rest[depth * lo : depth * hi].reshape(depth, hi - lo) for lo, hi in edges]
-        left, right = (_Blocks() if there else None for there in self.in_place)
-        panel = _Panel(buffer.reshape(self.height, depth), b, self.starts, left, right)
+        left, right = (_Blocks() if there else None for there in in_place)
+        panel = _Panel(buffer.reshape(share.height, depth), b, share.starts, left, right)
         self.device.after(self.marks[which])
         for piece in step.local:
-            panel.add(piece, operands[piece.operand][piece.block])
+            panel.add(piece, self.product.operands[piece.operand][piece.name])
         carrier.unpack(step, panel.place)
         return panel
 
@@ -414,30 +414,33 @@ class _Strip:
             yield (self.row, j), self.sums[:, cuts[j] - left : cuts[j + 1] - left]
 
 
-def _strips(plan: SummaPlan, device: Device, share: Share) -> list[_Strip]:
+def _strips(product: Product) -> list[_Strip]:
     """Allocate C in strips: products are few, and each is freed once it is cut into blocks."""
+    device, dtype = product.device, product.plan.accumulator
     with device.computing():
         return [
-            _Strip(i, columns, group, top, device.zeros(shape, plan.accumulator))
-            for i, columns, group, top, shape in share.strips
+            _Strip(i, columns, group, top, device.zeros(shape, dtype))
+            for i, columns, group, top, shape in product.share.strips
         ]
 
 
-def _blocks(plan: SummaPlan, strips: list[_Strip]) -> dict[Block, Array]:
+def _blocks(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
     """Cut the strips into blocks, freeing each strip in turn."""
-    blocks: dict[Block, Array] = {}
+    plan, order, blocks = product.plan, product.share.order, dict[Index, Array]()
     while strips:
         strip = strips.pop(0)
-        for block, part in strip.cut(plan.b.columns):
+        for (i, j), part in strip.cut(plan.b.cuts[1]):
             alone = part.shape == strip.sums.shape
-            blocks[block] = part.astype(plan.dtype, order="C", copy=not alone)
+            blocks[order.rows[i], order.columns[j]] = part.astype(
+                plan.dtype, order="C", copy=not alone
+            )
     return blocks
 
 
-def _reduced(
-    plan: SummaPlan, comm: Comm, device: Device, strips: list[_Strip]
-) -> dict[Block, Array]:
+def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
     """Add the partial sums of all layers; return this rank's blocks."""
+    plan, comm, device = product.plan, product.comm, product.device
+    order = product.share.order
     heights, widths = np.diff(plan.a.rows).tolist(), np.diff(plan.b.columns).tolist()
     peers, layers = [comm.rank], {}
     if comm.rank in plan.positions:
@@ -462,9 +465,9 @@ def _reduced(
         total, *others = (inbox[stops[p] - receives[p] : stops[p]] for p in peers)
         for other in others:
             total += other
-        blocks: dict[Block, Array] = {}
+        blocks: dict[Index, Array] = {}
         for i, j in mine:
             part, total = total[: heights[i] * widths[j]], total[heights[i] * widths[j] :]
             part = part.reshape(heights[i], widths[j])
-            blocks[i, j] = part.astype(plan.dtype, order="C", copy=True)
+            blocks[order.rows[i], order.columns[j]] = part.astype(plan.dtype, order="C", copy=True)
         return blocks

@@ -34,6 +34,19 @@ ALWAYS = 1.0
 """The density below which every piece with zeros is packed."""
 
 
+class Form(Protocol):
+    """The form of a piece that does not travel as it is."""
+
+    def encode(self, values: Array, message: Array) -> Any:
+        """Write a piece to its bytes in a message; return how many elements lost precision.
+
+        That is more than rounding changes. The count may be an array without axes.
+        """
+
+    def decode(self, message: Array, dtype: str, out: Array) -> None:
+        """Read a piece of an operand of ``dtype`` from a message."""
+
+
 class Encoding(Protocol):
     """The form of an operand's pieces in messages."""
 
@@ -47,14 +60,9 @@ class Encoding(Protocol):
     def piece_bytes(self, heights: Any, widths: Any, itemsize: int) -> Any:
         """Return the bytes of pieces of these heights and widths."""
 
-    def encode(self, values: Array, message: Array) -> Any:
-        """Write a piece to its bytes in a message; return how many elements lost precision.
-
-        That is more than rounding changes. The count may be an array without axes.
-        """
-
-    def decode(self, message: Array, dtype: str, out: Array) -> None:
-        """Read a piece of an operand of ``dtype`` from a message."""
+    @property
+    def form(self) -> Form | None:
+        """The form of each piece, ``None`` if it travels as it is, or if no rank knows it yet."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,9 @@ class Exact:
     def piece_bytes(self, heights: Any, widths: Any, itemsize: int) -> Any:
         return heights * widths * itemsize
 
-    def encode(self, values: Array, message: Array) -> Any:
-        message.view(values.dtype).reshape(values.shape)[...] = values
-        return 0
-
-    def decode(self, message: Array, dtype: str, out: Array) -> None:
-        out[...] = message.view(np.dtype(dtype)).reshape(out.shape)
+    @property
+    def form(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class Half:
 
     def piece_bytes(self, heights: Any, widths: Any, itemsize: int) -> Any:
         return 2 * (heights * widths + (widths if self.axis else heights))
+
+    @property
+    def form(self) -> Half:
+        return self
 
     def encode(self, values: Array, message: Array) -> Any:
         bits, exponents = self._parts(message, values.shape)
@@ -138,17 +147,17 @@ class Sparse(Exact):
         """Whether panels are divided so that empty blocks can be skipped; this may cost time."""
         return not self.saving
 
-    def chosen(self, elements: int, nonzeros: int, itemsize: int) -> tuple[Encoding, int]:
+    def chosen(self, elements: int, nonzeros: int, itemsize: int) -> tuple[Packed | None, int]:
         """Return the form of a piece, the same on both ends of a message, and its bytes."""
         nbytes = zeros.packed_bytes(elements, nonzeros, itemsize)
         below = nonzeros < self.threshold * elements
         if below and nbytes < (1 - self.saving) * elements * itemsize:
             return Packed(nonzeros), nbytes
-        return self, elements * itemsize
+        return None, elements * itemsize
 
 
 @dataclass(frozen=True)
-class Packed(Exact):
+class Packed:
     """A piece without its zeros; ``nonzeros`` of its elements have a bit set."""
 
     nonzeros: int

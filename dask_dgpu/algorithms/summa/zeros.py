@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import Block, Matrix, Piece, Step, SummaPlan
+from dask_dgpu.algorithms.summa.plan import Block, Piece, Pieces, Step, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
-from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import zeros
-from dask_dgpu.kernels.device import Device
-from graph_opt.model.layout import Span
+from graph_opt.model.layout import Index, Span
+
+if TYPE_CHECKING:
+    from dask_dgpu.algorithms.summa.rank import Product
 
 Line = tuple[int, int]
 """An operand and its block row, of A, or block column, of B."""
@@ -34,7 +37,7 @@ Place = tuple[Span, Span]
 Source = tuple[int, Block, Place]
 """An operand, a block of it, and a piece of the block."""
 
-Counts = Mapping[Block, dict[Place, int]]
+Counts = Mapping[Index, dict[Place, int]]
 """The counts of pieces of an operand's blocks, kept as long as the blocks."""
 
 
@@ -45,17 +48,18 @@ def no_counts() -> tuple[Counts, Counts]:
 
 @dataclass
 class Known:
-    """For each step the parts of a panel that have only zeros, and those that are not finite.
+    """The steps, and for each the parts of a panel with only zeros, and those that are not finite.
 
     Complex products are not skipped: BLAS may change the sign of a zero there.
     """
 
     sent: Sent
     complex: bool
+    steps: list[Step] = field(default_factory=list)
     nonzero: list[set[Line]] = field(default_factory=list)
     infinite: list[set[Line]] = field(default_factory=list)
 
-    def add(self, counts: Iterable[tuple[Piece, int]]) -> None:
+    def add(self, step: Step, counts: Iterable[tuple[Piece, int]]) -> None:
         """Add a step with the counts of its local and received pieces."""
         nonzero: set[Line] = set()
         infinite: set[Line] = set()
@@ -65,6 +69,7 @@ class Known:
                 nonzero.add(line)
             if count < 0:
                 infinite.add(line)
+        self.steps.append(step)
         self.nonzero.append(nonzero)
         self.infinite.append(infinite)
 
@@ -85,60 +90,52 @@ class Known:
         return skipped
 
 
-def count_zeros(
-    plan: SummaPlan,
-    comm: Comm,
-    device: Device,
-    steps: list[Step],
-    operands: list[Matrix],
-    sent: Sent,
-    counts: Sequence[Counts],
-) -> Known:
+def count_zeros(product: Product, counts: Sequence[Counts]) -> Known:
     """Count the zeros of all pieces, and give those in messages their form; collective.
 
     ``counts`` are those of earlier products, of A and of B; new ones are added.
     """
+    plan, sent = product.plan, product.sent or Sent()
     known = Known(sent, np.dtype(plan.dtype).kind == "c")
-    own = _own_counts(device, steps, operands, counts)
-    theirs = _exchanged(comm, device, steps, own) if any(step.moves for step in steps) else []
-    sent.nbytes += 8 * sum(len(pieces) for step in steps for pieces in step.sends)
-    for step in steps:
+    own = _own_counts(product, counts)
+    theirs = _exchanged(product, own) if any(step.moves for step in product.steps) else []
+    sent.nbytes += 8 * sum(len(pieces) for step in product.steps for pieces in step.sends)
+    for step in product.steps:
         local = [own[_source(piece)] for piece in step.local]
         arrived = [[next(theirs[peer]) for _ in each] for peer, each in enumerate(step.receives)]
         remote = zip(chain(*step.receives), chain(*arrived), strict=True)
-        known.add(chain(zip(step.local, local, strict=True), remote))
-        step.sends = [
+        formed = copy(step)
+        formed.sends = Pieces(
             [_formed(plan, piece, own[_source(piece)]) for piece in each] for each in step.sends
-        ]
-        step.receives = [
+        )
+        formed.receives = Pieces(
             [_formed(plan, *both) for both in zip(each, counts, strict=True)]
             for each, counts in zip(step.receives, arrived, strict=True)
-        ]
+        )
+        known.add(formed, chain(zip(step.local, local, strict=True), remote))
     return known
 
 
-def _own_counts(
-    device: Device, steps: list[Step], operands: list[Matrix], counts: Sequence[Counts]
-) -> dict[Source, int]:
+def _own_counts(product: Product, counts: Sequence[Counts]) -> dict[Source, int]:
     """Return the counts of this rank's pieces; count those that are not counted yet."""
+    steps, device = product.steps, product.device
     pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
-    known = {each: counts[each[0]][each[1]] for each in pieces}
+    known = {each: counts[piece.operand][piece.name] for each, piece in pieces.items()}
     new = [each for each, kept in known.items() if each[2] not in kept]
     if new:
         found = device.zeros(len(new), "int64")
         for at, each in enumerate(new):
-            operand, block, _ = each
-            found[at] = zeros.count(operands[operand][block][pieces[each].source])
+            piece = pieces[each]
+            found[at] = zeros.count(product.operands[piece.operand][piece.name][piece.source])
         device.synchronize()
         for each, count in zip(new, device.to_host(found).tolist(), strict=True):
             known[each][each[2]] = count
     return {each: kept[each[2]] for each, kept in known.items()}
 
 
-def _exchanged(
-    comm: Comm, device: Device, steps: list[Step], own: dict[Source, int]
-) -> list[Iterator[int]]:
+def _exchanged(product: Product, own: dict[Source, int]) -> list[Iterator[int]]:
     """Return the counts of the pieces from each rank, in the order of the steps."""
+    steps, comm, device = product.steps, product.comm, product.device
     told = [
         [own[_source(piece)] for step in steps for piece in step.sends[peer]]
         for peer in range(comm.size)
@@ -160,9 +157,9 @@ def _source(piece: Piece) -> Source:
 
 def _formed(plan: SummaPlan, piece: Piece, count: int) -> Piece:
     """Return a piece with its form in messages."""
-    if not isinstance(piece.encoding, Sparse):
+    operand = plan.operands[piece.operand]
+    if not isinstance(operand.encoding, Sparse):
         return piece
     nonzeros = count if count >= 0 else ~count
-    itemsize = plan.operands[piece.operand].itemsize
-    encoding, nbytes = piece.encoding.chosen(prod(piece.shape), nonzeros, itemsize)
-    return piece._replace(encoding=encoding, nbytes=nbytes)
+    form, nbytes = operand.encoding.chosen(prod(piece.shape), nonzeros, operand.itemsize)
+    return piece._replace(form=form, nbytes=nbytes)
