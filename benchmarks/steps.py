@@ -151,7 +151,8 @@ class Ranks:
                 profile.enable()
             start, busy = time.perf_counter(), time.thread_time()
             if comm.rank not in self.todo:
-                self.todo[comm.rank] = prepared(self.launch.program, self.plans, comm.rank)
+                given = self.launch.program, self.plans, comm.rank, device.kind
+                self.todo[comm.rank] = prepared(*given)
             execute(self.todo[comm.rank], self.launch.names, comm, device, mine)
             seconds = time.perf_counter() - start, time.thread_time() - busy
             if profile is not None and comm.rank == 0:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any, ClassVar, NoReturn
 
@@ -157,7 +158,7 @@ class Bound:
         options: Mapping[str, Any],
         places: Places,
     ) -> Function:
-        """Bind the arguments of a task; return the function itself if these are all blocks."""
+        """Bind the arguments of a task; those that are all blocks need no more than its options."""
         names = enumerate(map(_block, arguments))
         blocks = tuple((at, places[name]) for at, name in names if name is not None)
         others = [
@@ -167,12 +168,9 @@ class Bound:
         ]
         if not options and not any(isinstance(each, List) for _, each in others):
             function = InPlace.of(function)
-        if (
-            not options
-            and blocks == tuple((at, at) for at in range(len(places)))
-            and len(blocks) == len(arguments)
-        ):
-            return function
+        in_order = tuple((at, at) for at in range(len(places)))
+        if blocks == in_order and len(blocks) == len(arguments):
+            return partial(function, **options) if options else function
         whole, parts = [place for _, place in blocks], set[int]()
         for _, each in others:
             within = [_block(inner) for inner in each.args] if isinstance(each, List) else [None]

@@ -149,13 +149,16 @@ class Rank:
         self.names, self.labels = names, list(map(label, names))
         self.given_comm = comm
         self.is_recordable = comm.size == 1 or isinstance(comm, RecordableComm)
-        if program.machine.two_level(comm.size):
+        if todo.hosts and sum(todo.hosts) == comm.size:
             self.is_recordable = False  # its hosts have messages of their own
-            comm = two_level(comm, program.machine.hosts)
+            comm = two_level(comm, todo.hosts)
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
         self.values = {number: values.pop(0) for number in range(len(values))}
-        self.facts = self._facts()
+        self.facts = {
+            number: {index: observer.facts(block) for index, block in self.values[number].items()}
+            for number in todo.observed
+        }
         self.on_cuda = device.kind == "cuda"
         overlaps = device.overlaps and comm.size > 1 and not observer.profiled
         places = todo.places if overlaps else {}
@@ -172,7 +175,7 @@ class Rank:
         spans: list[Span] = []
         records = clock is None and device.sequences is not None
         with device.computing():
-            for stretch in self.todo.on_cuda if self.on_cuda else self.todo.on_host:
+            for stretch in self.todo.stretches:
                 if records and self._repeat(stretch):
                     continue
                 for step in stretch.steps:
@@ -201,7 +204,7 @@ class Rank:
             self.device.named(name),
             self.tracks.step(step, self.values) if self.tracks else NOTHING,
         ):
-            if step.moves is not None:
+            if step.moves:
                 self._bring(step.moves)
             if isinstance(step.work, Functions):
                 made = self._call_functions(name, step.work)
@@ -291,27 +294,16 @@ class Rank:
             for (number, index), _ in self.todo.results:
                 self.values[number][index] = recorded.outside(self.values[number][index])
 
-    def _facts(self) -> dict[int, dict[Index, Facts]]:
-        """Return the facts about blocks of inputs, by number, for collectives that want them."""
-        found: dict[int, dict[Index, Facts]] = {}
-        for step in self.todo.steps:
-            if isinstance(step.work, Operating) and step.work.finds_facts:
-                for number in (each.number for each in step.work.inputs):
-                    if number in self.values and number not in found:
-                        blocks = self.values[number].items()
-                        found[number] = {index: self.observer.facts(b) for index, b in blocks}
-        return found
-
     def _borrow(self) -> None:
         """Keep the inputs allocated until the lanes have passed their last use, views included."""
         for blocks in self.values.values():
             for index, block in blocks.items():
                 blocks[index] = self.device.borrow(block)
 
-    def _bring(self, moves: Shipping) -> None:
+    def _bring(self, moves: Sequence[Shipping]) -> None:
         """Move blocks of inputs before their first use."""
         received = ship(moves, self.comm, self.device, self.values, self.labels)
-        for each in moves.out:
+        for each in chain.from_iterable(shipping.out for shipping in moves):
             del self.values[each.value][each.index]
         for (number, index), block in received.items():
             self.values[number][index] = block
@@ -326,7 +318,7 @@ class Rank:
         def progress(done: int, steps: int) -> None:
             self.observer.progress(self.labels[number], done, steps)
 
-        made = work.run(work.plan, self.comm, self.device, *inputs, progress=progress)
+        made = work.run(self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
         if isinstance(made, tuple):
             made, detail = made
@@ -369,12 +361,14 @@ class Rank:
 
     def _call_functions(self, name: str, work: Functions) -> Blocks:
         """Run the block functions of a step for the blocks of this rank."""
-        observer, values, on_host = self.observer, self.values, work.on_host and self.on_cuda
+        observer, values, on_host = self.observer, self.values, work.on_host
         observer.progress(name, 0, work.needs)
         received: dict[Block, Array] = {}
-        if work.shipping is not None:
+        if work.shipping:
             received = ship(work.shipping, self.comm, self.device, values, self.labels)
-        together, count = work.together, len(work.makings)
+        makings, together, count = work.makings, work.together, len(work.makings)
+        most = 1 if together is None else self.device.batch
+        batches = [makings[at : at + most] for at in range(0, count, most)]
         done: set[Index] = set()
 
         def read(making: Making) -> list[Array]:
@@ -405,7 +399,7 @@ class Rank:
             observer.progress(name, len(done), count)
             return made
 
-        lists = self.device.each(make, work.batches(self.device.batch))
+        lists = self.device.each(make, batches)
         self.device.join()  # before received blocks are freed
         places = (making.place for making in work.makings)
         return dict(zip(places, chain.from_iterable(lists), strict=True))

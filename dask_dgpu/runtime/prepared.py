@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import Shipping
+from dask_dgpu.runtime.ship import Shipping, shippings
 from dask_dgpu.runtime.tracks import Place, places_of
+from graph_opt.model.cost import Hosts
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
 
 Array = Any
+Here = tuple[int, str]
+"""A rank, and the type of arrays on its device."""
 
 
 class Making(NamedTuple):
@@ -46,22 +49,24 @@ class Making(NamedTuple):
 class Functions:
     """Calls of block functions, after the transfers of what they read.
 
-    ``needs`` is the number of blocks of all ranks, ``on_host`` whether functions expect blocks of
-    NumPy, and ``once`` whether they may be a user's. ``together`` computes many blocks at once.
+    ``needs`` is the number of blocks of all ranks. The device has other blocks if functions expect
+    them ``on_host``. With ``once`` they may be a user's. ``together`` computes many blocks at once.
     """
 
     needs: int
-    shipping: Shipping | None
+    shipping: tuple[Shipping, ...]
     makings: tuple[Making, ...]
     on_host: bool
     once: bool = False
     together: Together | None = None
+    finds_facts: ClassVar[bool] = False
 
     @classmethod
     def of(
-        cls, program: Program, plans: Plans, number: int, rank: int, spent: Collection[int]
+        cls, program: Program, plans: Plans, number: int, here: Here, spent: Collection[int]
     ) -> Functions:
         """Return a rank's calls for a value; they may overwrite ``spent`` values."""
+        rank, container = here
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
@@ -75,17 +80,12 @@ class Functions:
             makings.append(Making(index, function, reads, last))
         return cls(
             len(node.needs),
-            Shipping.of(making.shipments, rank, partial(known_blocks, program, plans)),
+            shippings(making.shipments, rank, partial(known_blocks, program, plans), container),
             tuple(makings),
-            node.value.container == NUMPY,
+            node.value.container == NUMPY != container,
             node.once or any(map(has_copies, functions)),
             together(functions),
         )
-
-    def batches(self, most: int) -> list[tuple[Making, ...]]:
-        """Return the blocks in batches that are computed at once, of up to ``most`` blocks."""
-        most = 1 if self.together is None else most
-        return [self.makings[at : at + most] for at in range(0, len(self.makings), most)]
 
 
 class Declared(NamedTuple):
@@ -113,22 +113,22 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class Operating:
-    """A collective: ``run`` it by its plan on these inputs; it may keep facts about blocks.
+    """A collective: ``run`` it on these inputs; it may keep facts about blocks.
 
     If it ``repeats``, it has the same launches each time.
     """
 
     run: Callable[..., Blocks | tuple[Blocks, Any]]
-    plan: Any
     inputs: tuple[Declared, ...]
     finds_facts: bool
     repeats: bool
 
     @classmethod
     def of(
-        cls, program: Program, plans: Plans, number: int, rank: int, spent: Collection[int]
+        cls, program: Program, plans: Plans, number: int, here: Here, spent: Collection[int]
     ) -> Operating:
         """Return a rank's part of a collective; ``spent`` inputs are its own."""
+        rank, _ = here
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
         inputs = (
@@ -137,7 +137,9 @@ class Operating:
         )
         finds = operation.finds_facts is not None and operation.finds_facts(plan)
         repeats = not finds and (operation.repeats is None or operation.repeats(plan))
-        return cls(operation.run, plan, tuple(inputs), finds, repeats)
+        prepare = operation.prepare
+        run = partial(operation.run, plan) if prepare is None else prepare(plan, rank)
+        return cls(run, tuple(inputs), finds, repeats)
 
 
 class Step(NamedTuple):
@@ -148,52 +150,51 @@ class Step(NamedTuple):
 
     number: int
     action: str
-    moves: Shipping | None
+    moves: tuple[Shipping, ...]
     work: Functions | Operating
     ending: tuple[int, ...]
+
+    @property
+    def inputs(self) -> tuple[Declared, ...]:
+        """The inputs of a collective."""
+        return self.work.inputs if isinstance(self.work, Operating) else ()
 
     @property
     def reads(self) -> set[int]:
         """The values whose blocks this rank reads or sends."""
         if isinstance(self.work, Operating):
-            return {each.number for each in self.work.inputs}
+            return {each.number for each in self.inputs}
         read = {number for making in self.work.makings for number, _ in making.reads}
-        sent = () if self.work.shipping is None else self.work.shipping.out
-        return read | {each.value for each in sent}
+        return read | {each.value for shipping in self.work.shipping for each in shipping.out}
 
     @property
     def spent(self) -> set[int]:
         """The values that a collective may overwrite, or free before its end."""
-        inputs = self.work.inputs if isinstance(self.work, Operating) else ()
-        return {each.number for each in inputs if each.spent}
+        return {each.number for each in self.inputs if each.spent}
 
     @property
     def brings(self) -> set[int]:
         """The values of which this rank gets new blocks: from others, or copied to the device."""
-        moved = () if self.moves is None else self.moves.expected
-        inputs = self.work.inputs if isinstance(self.work, Operating) else ()
-        copied = {each.number for each in inputs if each.value.container == NUMPY}
-        return {each.value for each in moved} | copied
+        moved = {each.value for shipping in self.moves for each in shipping.expected}
+        return moved | {each.number for each in self.inputs if each.value.container == NUMPY}
 
     @property
     def exchanges(self) -> bool:
         """Whether ranks may exchange blocks."""
-        work = self.work
-        return isinstance(work, Operating) or work.shipping is not None or self.moves is not None
+        return isinstance(self.work, Operating) or bool(self.work.shipping or self.moves)
 
-    def is_recordable(self, container: str) -> bool:
-        """Whether its launches can be the same at each run, on blocks of a container.
+    @property
+    def is_recordable(self) -> bool:
+        """Whether its launches can be the same at each run.
 
         Those of users' functions may differ. Facts about blocks, and headers, are read by the host.
         """
-        if self.moves is not None:
+        if self.moves:
             return False
         if isinstance(self.work, Operating):
             return self.work.repeats
-        moved, headers = self.work.shipping, False
-        if moved is not None:
-            headers = moved.split(container)[1] != Shipping((), (), moved.known)
-        return not (self.work.once or headers or (self.work.on_host and container == CUPY))
+        headers = not all(shipping.known for shipping in self.work.shipping)
+        return not (self.work.once or headers or self.work.on_host)
 
 
 LEAST_RECORDED = 8
@@ -202,26 +203,28 @@ LEAST_RECORDED = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """The steps of one rank of a program, and its blocks of the results: whether it is NumPy's."""
+    """What one rank of a program does.
+
+    ``stretches`` are its steps, those that a GPU may record and others, ``results`` its blocks of
+    the results and whether they leave its device. Collectives want the facts about ``observed``
+    inputs. In gangs on several ``hosts``, collectives may run within hosts and then between them.
+    """
 
     program: Program
-    steps: tuple[Step, ...]
+    stretches: tuple[Stretch, ...]
     results: tuple[tuple[Block, bool], ...]
+    observed: tuple[int, ...]
+    hosts: Hosts
+
+    @property
+    def steps(self) -> list[Step]:
+        """All steps in order."""
+        return [step for stretch in self.stretches for step in stretch.steps]
 
     @cached_property
     def places(self) -> dict[int, Place]:
         """The tracks of the steps, by their numbers."""
         return places_of(self.steps)
-
-    @cached_property
-    def on_cuda(self) -> tuple[Stretch, ...]:
-        """The steps in stretches that a GPU may record, and others."""
-        return _stretches(self.steps, CUPY)
-
-    @cached_property
-    def on_host(self) -> tuple[Stretch, ...]:
-        """The same for a host."""
-        return _stretches(self.steps, NUMPY)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,10 +259,10 @@ class Stretch:
         )
 
 
-def _stretches(steps: Sequence[Step], container: str) -> tuple[Stretch, ...]:
+def _stretches(steps: Sequence[Step]) -> tuple[Stretch, ...]:
     """Return steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
     found: list[tuple[bool, list[Step]]] = []
-    for recordable, group in groupby(steps, key=lambda step: step.is_recordable(container)):
+    for recordable, group in groupby(steps, key=lambda step: step.is_recordable):
         some = list(group)
         recordable = recordable and len(some) >= LEAST_RECORDED
         if found and not (recordable or found[-1][0]):
@@ -269,20 +272,29 @@ def _stretches(steps: Sequence[Step], container: str) -> tuple[Stretch, ...]:
     return tuple(Stretch.of(some, recordable) for recordable, some in found)
 
 
-def prepared(program: Program, plans: Plans, rank: int) -> Prepared:
-    """Return what a rank does."""
-    moves, steps = dict(plans.moves), []
+def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
+    """Return what a rank does on a kind of device, ``"cpu"`` or ``"cuda"``."""
+    container = CUPY if kind == "cuda" else NUMPY
+    moves, steps, machine = dict(plans.moves), list[Step](), program.machine
     nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
     for (number, node), ending, spent in nodes:
-        before = Shipping.of([each for read in node.reads for each in moves.pop(read, ())], rank)
+        before = shippings([each for read in node.reads for each in moves.pop(read, ())], rank)
         work = (Functions if node.operation is None else Operating).of(
-            program, plans, number, rank, spent
+            program, plans, number, (rank, container), spent
         )
         action = "transfer" if node.operation == "rechunk" else "compute"
         steps.append(Step(number, action, before, work, tuple(ending)))
     results = (
-        (block, program.values[block[0]].container == NUMPY)
+        (block, program.values[block[0]].container == NUMPY != container)
         for block, owner in plans.results(program)
         if owner == rank
     )
-    return Prepared(program, tuple(steps), tuple(results))
+    facts = [step.inputs for step in steps if step.work.finds_facts]
+    observed = {each.number: None for inputs in facts for each in inputs}
+    return Prepared(
+        program,
+        _stretches(steps),
+        tuple(results),
+        tuple(number for number in observed if number < len(program.inputs)),
+        machine.hosts if machine.two_level(sum(machine.hosts)) else (),
+    )

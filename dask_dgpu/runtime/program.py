@@ -140,7 +140,7 @@ class Program(Bare):
         """Return the program with other tokens in its text."""
         return opened(self.text[0], tokens)
 
-    @property
+    @cached_property
     def bare(self) -> Program:
         """What plans depend on: the program without functions and limits of time."""
         return Program(self.inputs, self.nodes, self.outputs, self.machine, room=self.room)
@@ -155,6 +155,11 @@ class Program(Bare):
     def values(self) -> tuple[Value, ...]:
         """All values in order."""
         return (*self.inputs, *(node.value for node in self.nodes))
+
+    @cached_property
+    def places(self) -> tuple[Sequence[Index], ...]:
+        """The blocks of each input, in row-major order."""
+        return tuple(value.indices() for value in self.inputs)
 
     @cached_property
     def numbered(self) -> Mapping[int, Node]:
@@ -253,6 +258,6 @@ class Launch:
         """Return the blocks of the inputs by their keys in Dask."""
         return {
             (name, *index): block
-            for name, value, given in zip(self.names, self.program.inputs, staged, strict=False)
-            for index, block in zip(value.indices(), given, strict=True)
+            for name, places, given in zip(self.names, self.program.places, staged, strict=False)
+            for index, block in zip(places, given, strict=True)
         }

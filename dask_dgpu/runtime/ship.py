@@ -147,48 +147,46 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Shipping:
-    """The shipments of one rank: those that it sends, and those that it receives.
+    """Shipments of one rank: those that it sends, and those that it receives.
 
-    ``known`` are the blocks among them that are declared, by value and place.
+    All blocks are ``known``, by value and place, or none is.
     """
 
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
     known: Mapping[Block, Known] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        shipments: Sequence[Shipment],
-        rank: int,
-        known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
-    ) -> Shipping | None:
-        """Return a rank's part of shipments, ``None`` if it has none.
 
-        ``known`` returns those of their blocks that are declared.
-        """
-        out = tuple(each for each in shipments if each.source == rank)
-        expected = tuple(each for each in shipments if each.target == rank)
-        if not out and not expected:
-            return None
-        return cls(out, expected, known((*out, *expected)))
+def shippings(
+    shipments: Sequence[Shipment],
+    rank: int,
+    known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
+    container: str = NUMPY,
+) -> tuple[Shipping, ...]:
+    """Return a rank's part of shipments: of declared blocks in a container, and of all others.
 
-    def split(self, container: str) -> tuple[Shipping, Shipping]:
-        """Return the shipments of declared blocks in such memory, and all others."""
-        there = {key for key, each in self.known.items() if each.container == container}
-
-        def part(within: bool) -> Shipping:
-            out, expected = (
-                tuple(s for s in each if ((s.value, s.index) in there) is within)
-                for each in (self.out, self.expected)
-            )
-            return Shipping(out, expected, self.known)
-
-        return part(True), part(False)
+    ``known`` returns those of their blocks that are declared.
+    """
+    mine = [each for each in shipments if rank in (each.source, each.target)]
+    if not mine:
+        return ()
+    declared = {at: each for at, each in known(mine).items() if each.container == container}
+    parts: dict[bool, list[Shipment]] = {True: [], False: []}
+    for each in mine:
+        parts[(each.value, each.index) in declared].append(each)
+    return tuple(
+        Shipping(
+            tuple(each for each in part if each.source == rank),
+            tuple(each for each in part if each.target == rank),
+            declared if is_known else {},
+        )
+        for is_known, part in parts.items()
+        if part
+    )
 
 
 def ship(
-    shipping: Shipping,
+    work: Iterable[Shipping],
     comm: Comm,
     device: Device,
     values: Mapping[int, Blocks],
@@ -204,12 +202,12 @@ def ship(
     UndeclaredError
         If a block is not what it is declared to be.
     """
-    arrays, others = shipping.split(CUPY if device.kind == "cuda" else NUMPY)
     found: dict[Block, Any] = {}
-    if arrays.out or arrays.expected:
-        found |= _ship_arrays(arrays, comm, device, values, names)
-    if others.out or others.expected:
-        found |= _ship_any(others, comm, device, values)
+    for shipping in work:
+        if shipping.known:
+            found |= _ship_arrays(shipping, comm, device, values, names)
+        else:
+            found |= _ship_any(shipping, comm, device, values)
     return found
 
 

@@ -176,7 +176,7 @@ def run_here(launch: Launch, staged: Sequence[list[Array]]) -> dict[Key, Array]:
     if launch.tokens:
         launch = replace(launch, program=launch.program.with_tokens(launch.tokens), tokens=None)
     program, size = launch.program, launch.program.local_ranks
-    owners = [dealt(len(value.indices()), size) for value in program.inputs]
+    owners = [dealt(len(places), size) for places in program.places]
     try:
         return _run_planned(launch, plans(program, owners, size), owners, staged, last=False)
     except Exception as error:
@@ -204,8 +204,8 @@ def _run_planned(
     """Run a planned program, for the ``last`` time or not if it runs out of memory."""
     program, size = launch.program, launch.program.local_ranks
     blocks: list[Blocks] = [
-        dict(zip(value.indices(), given, strict=True))
-        for value, given in zip(program.inputs, staged, strict=True)
+        dict(zip(places, given, strict=True))
+        for places, given in zip(program.places, staged, strict=True)
     ]
     wanted = tuple(recordings)
     observers = [Naming(rank, profiled=bool(wanted)) for rank in range(size)]
@@ -222,8 +222,9 @@ def _run_planned(
             }
             for values, held in zip(blocks, owners, strict=True)
         ]
-        todo, observer = prepared(program, planned, comm.rank), observers[comm.rank]
-        return execute(todo, launch.names, comm, _device(program), mine, observer)
+        device, observer = _device(program), observers[comm.rank]
+        todo = prepared(program, planned, comm.rank, device.kind)
+        return execute(todo, launch.names, comm, device, mine, observer)
 
     result: dict[Key, Array] = {}
     with _recorded(wanted, launch, planned, observers, last):

@@ -19,7 +19,6 @@ from dask_dgpu.kernels.device.sequences import Sequences
 from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import LEAST_RECORDED, prepared
-from graph_opt.model.layout import NUMPY
 from tests.support.programs import even, loaded, share
 
 Array = Any
@@ -318,11 +317,11 @@ def test_stretches_are_all_steps_and_users_functions_are_in_none() -> None:
         for _ in range(STEPS):
             y = y @ x / 2
     (todo,) = Ranks(y, 1).todo
-    assert [step for each in todo.on_host for step in each.steps] == list(todo.steps)
-    counted = Counter(each.recordable for each in todo.on_host)
+    assert [step for each in todo.stretches for step in each.steps] == list(todo.steps)
+    counted = Counter(each.recordable for each in todo.stretches)
     assert counted[True] == 3
-    for each in todo.on_host:
-        users = [step for step in each.steps if not step.is_recordable(NUMPY)]
+    for each in todo.stretches:
+        users = [step for step in each.steps if not step.is_recordable]
         assert not (each.recordable and users)
         assert len(each.steps) >= LEAST_RECORDED or not each.recordable
 

@@ -16,7 +16,7 @@ from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Shipment
 from dask_dgpu.runtime.declared import returns_array
-from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship
+from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship, shippings
 from graph_opt.model.layout import NUMPY
 from tests.support.programs import functions_of, launch_of
 from tests.support.recording import RecordingComm
@@ -45,7 +45,7 @@ def test_whatever_it_is_arrives(value: Any) -> None:
 
     def rank(comm: Any) -> Any:
         mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(): 1} if comm.rank == 0 else {}}
-        return ship(Shipping.of(shipments, comm.rank), comm, HostDevice(), mine, NAMES)
+        return ship(shippings(shipments, comm.rank), comm, HostDevice(), mine, NAMES)
 
     first, second, third = run_local(3, rank)
     assert second == {(1, ()): 1}
@@ -91,7 +91,7 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
         mine: dict[int, dict[Any, Any]] = {0: {}, 1: {}}
         for (value, index), block in given.items() if comm.rank == 0 else ():
             mine[value][index] = block
-        shipping = Shipping.of(shipments, comm.rank, lambda _: known)
+        shipping = shippings(shipments, comm.rank, lambda _: known)
         recorded = RecordingComm(comm)
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger
 
@@ -117,7 +117,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     block["vals"], block["arg"] = np.arange(6).reshape(2, 1, 3) / 3, 7
 
     def rank(comm: Any) -> Any:
-        shipping = Shipping.of([Shipment(0, (), 0, 1)], comm.rank, lambda _: {(0, ()): FIELDS})
+        shipping = shippings([Shipment(0, (), 0, 1)], comm.rank, lambda _: {(0, ()): FIELDS})
         recorded = RecordingComm(comm)
         mine = {0: {(): block} if comm.rank == 0 else {}}
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
@@ -151,7 +151,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
 def test_other_parts_than_declared_are_refused(
     block: Any, form: Known, error: type[Exception]
 ) -> None:
-    shipping = Shipping.of([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
+    shipping = shippings([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
     with pytest.raises(error):
         run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(): block}}, NAMES))
 
@@ -163,7 +163,7 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
 
     def rank(comm: Any) -> tuple[Any, int]:
         mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(0,): {"any": "thing"}}}
-        shipping = Shipping.of(shipments, comm.rank, lambda _: {(0, (0,)): form})
+        shipping = shippings(shipments, comm.rank, lambda _: {(0, (0,)): form})
         recorded = RecordingComm(comm)
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
 
@@ -186,7 +186,7 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
     ],
 )
 def test_what_is_not_as_declared_is_refused(block: Any, error: type[Exception]) -> None:
-    shipping = Shipping.of(
+    shipping = shippings(
         [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form("float64", (2,), NUMPY)}
     )
     with pytest.raises(error, match="a block of x is declared"):
@@ -214,9 +214,9 @@ def test_functions_that_return_arrays() -> None:
 
 def test_ranks_without_shipments_have_no_part() -> None:
     shipments = [Shipment(0, (0,), 1, 0)]
-    assert [Shipping.of(shipments, rank) for rank in range(3)] == [
-        Shipping((), (shipments[0],)),
-        Shipping((shipments[0],), ()),
-        None,
+    assert [shippings(shipments, rank) for rank in range(3)] == [
+        (Shipping((), (shipments[0],)),),
+        (Shipping((shipments[0],), ()),),
+        (),
     ]
     assert HEADER >= 512

@@ -233,10 +233,10 @@ class Run:
         blocks = [
             [
                 (index, key)
-                for index, (key, worker) in zip(value.indices(), tokens, strict=True)
+                for index, (key, worker) in zip(places, tokens, strict=True)
                 if worker == member
             ]
-            for value, tokens in zip(self.program.inputs, self.staged, strict=True)
+            for places, tokens in zip(self.program.places, self.staged, strict=True)
         ]
         return self.message(
             "dgpu-launch",

@@ -260,9 +260,13 @@ class _Kept:
 
 
 class Programs:
-    """The last programs of a rank, by their digests; only its program thread calls this."""
+    """The last programs of a rank, by their digests; only its program thread calls this.
 
-    def __init__(self) -> None:
+    They are prepared for a ``kind`` of device.
+    """
+
+    def __init__(self, kind: str = "cpu") -> None:
+        self._kind = kind
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
         self._plans: WeakValueDictionary[bytes, Plans] = WeakValueDictionary()
 
@@ -332,7 +336,7 @@ class Programs:
         if kept.tokens != tokens:
             kept.open(tokens)
         if rank not in found.prepared:
-            found.prepared[rank] = prepared(kept.program, found.plans, rank)
+            found.prepared[rank] = prepared(kept.program, found.plans, rank, self._kind)
         return found.prepared[rank]
 
     def shrink(self, limit: int) -> None:

@@ -86,7 +86,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.stored: dict[tuple[Key, int], list[Key]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.facts = BlockFacts()
-        self.programs = Programs()
+        self.programs = Programs(self.device)
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = own_host(worker.address, worker.scheduler.address)
         reach = partial(self._send, "dgpu-share"), partial(Links, worker)
