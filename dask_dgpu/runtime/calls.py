@@ -59,7 +59,7 @@ def bound(node: Any, places: Places, *, copies: bool = False) -> Function:
     if isinstance(node, TaskRef | Alias):
         return Bound.of(first, [node], {}, places)
     if any(map(_is_node, node.kwargs.values())):
-        return Evaluated.of(node, places)
+        return _evaluated(node, places)
     function, arguments = exchanged(node.func, FUNCTIONS) or node.func, node.args
     if node.has_subgraph():
         tasks, result, names, *arguments = node.args
@@ -117,21 +117,13 @@ class Copied:
         return bound(cloudpickle.loads(self.pickled), self.places)(*blocks)
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """A node that Dask itself evaluates, with blocks at these places."""
+def _evaluated(node: Any, places: Places) -> Function:
+    """Return a function of the blocks at these places that lets Dask evaluate a node."""
+    return partial(_evaluate, node, {name: places[name] for name in node.dependencies})
 
-    node: Any
-    places: Places
 
-    @classmethod
-    def of(cls, node: Any, places: Places) -> Evaluated:
-        """Return a node with the places of those blocks that it needs."""
-        return cls(node, {name: places[name] for name in node.dependencies})
-
-    def __call__(self, *blocks: Array) -> Any:
-        """Return the value of the node."""
-        return self.node({name: blocks[at] for name, at in self.places.items()})
+def _evaluate(node: Any, places: Places, *blocks: Array) -> Any:
+    return node({name: blocks[at] for name, at in places.items()})
 
 
 @dataclass(frozen=True)
@@ -147,7 +139,7 @@ class Bound:
     arguments: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     blocks: tuple[tuple[int, int], ...] = ()
-    values: tuple[tuple[int, Evaluated], ...] = ()
+    values: tuple[tuple[int, Function], ...] = ()
     once: frozenset[int] = frozenset()
 
     @classmethod
@@ -180,7 +172,7 @@ class Bound:
                 whole += [places[name] for name in within]
         once = frozenset(at for at in whole if whole.count(at) == 1) - parts
         constants = (None if _is_node(each) else each for each in arguments)
-        values = tuple((at, Evaluated.of(each, places)) for at, each in others)
+        values = tuple((at, _evaluated(each, places)) for at, each in others)
         return cls(function, tuple(constants), options, blocks, values, once)
 
     def given(self, blocks: Sequence[Array]) -> list[Any]:
@@ -311,7 +303,7 @@ def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
         return (
             (call.function, call.options) if len(call.arguments) == len(call.blocks) == 1 else None
         )
-    return None if isinstance(call, Chain | Copied | Evaluated) else (call, {})
+    return None if isinstance(call, Chain | Copied) else (call, {})
 
 
 def _within(call: Function) -> Function:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,7 +59,6 @@ class Functions:
     on_host: bool
     once: bool = False
     together: Together | None = None
-    finds_facts: ClassVar[bool] = False
 
     @classmethod
     def of(
@@ -289,8 +288,8 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
         for block, owner in plans.results(program)
         if owner == rank
     )
-    facts = [step.inputs for step in steps if step.work.finds_facts]
-    observed = {each.number: None for inputs in facts for each in inputs}
+    works = [step.work for step in steps if isinstance(step.work, Operating)]
+    observed = {each.number: None for work in works if work.finds_facts for each in work.inputs}
     return Prepared(
         program,
         _stretches(steps),

@@ -133,16 +133,8 @@ def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
     return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
 
 
-class Header(NamedTuple):
-    """The bytes of each array that follows, and the pickled block without them, unless it does."""
-
-    sizes: tuple[int, ...]
-    text: bytes
-
-    @property
-    def pickled(self) -> bytes:
-        """The header as it travels, before it is filled up."""
-        return pickle.dumps(tuple(self))
+Header = tuple[tuple[int, ...], bytes]
+"""The bytes of each array that follows, and the pickled block without them, unless it does."""
 
 
 @dataclass(frozen=True)
@@ -261,11 +253,11 @@ def _ship_any(
     headers = exchanged(
         ((rank, header) for rank, header, _ in packed), ((rank, HEADER) for rank in sources)
     )
-    opened = [Header(*pickle.loads(device.to_host(header).tobytes())) for header in headers]
+    opened: list[Header] = [pickle.loads(device.to_host(each).tobytes()) for each in headers]
     arrays = iter(
         exchanged(
             ((rank, array) for rank, _, arrays in packed for array in arrays),
-            ((s, size) for s, header in zip(sources, opened, strict=True) for size in header.sizes),
+            ((s, size) for s, (sizes, _) in zip(sources, opened, strict=True) for size in sizes),
         )
     )
     return {
@@ -286,20 +278,21 @@ def _exchange(
 def _packed(block: Any) -> tuple[Array, list[Array]]:
     """Return the header of a block, and what follows it, both as bytes."""
     text, arrays = _Packer.split(block)
-    header = Header(tuple(array.size for array in arrays), text).pickled
+    header = pickle.dumps((tuple(array.size for array in arrays), text))
     if len(header) > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = Header((arrays[0].size,), b"").pickled
+        header = pickle.dumps(((arrays[0].size,), b""))
     return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), arrays
 
 
 def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
     """Return a block from its header, and from the next of all received arrays."""
-    if not header.sizes:
-        return pickle.loads(header.text)
-    if not header.text:
+    sizes, text = header
+    if not sizes:
+        return pickle.loads(text)
+    if not text:
         return pickle.loads(device.to_host(next(arrays)).tobytes())
-    return _Unpacker(io.BytesIO(header.text), arrays, device).load()
+    return _Unpacker(io.BytesIO(text), arrays, device).load()
 
 
 class _Packer(pickle.Pickler):
