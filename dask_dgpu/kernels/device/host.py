@@ -24,6 +24,8 @@ KEPT_BYTES = 64 << 20
 FROM_HEAP = 4 << 20
 """Largest allocation from glibc's cache."""
 
+NOTHING = nullcontext()
+
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 
@@ -82,13 +84,13 @@ class HostDevice:
         pass
 
     def computing(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
     def transferring(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
     def track(self, number: int) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
     def mark_track(self) -> Mark:
         return None
@@ -97,7 +99,7 @@ class HostDevice:
         pass
 
     def named(self, name: str) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return NOTHING
 
     def begin(self) -> None:
         pass
