@@ -159,7 +159,8 @@ class Run:
         return self._by_block(rank for _, blocks in outputs for rank in dealt(len(blocks), size))
 
     def _by_block(self, ranks: Iterable[int]) -> dict[Key, int]:
-        blocks = [(name, *index) for name, found in self.launch.outputs for index in found]
+        names, outputs = self.launch.names, self.program.outputs
+        blocks = [(names[number], *index) for number, found in outputs for index in found]
         return dict(zip(blocks, ranks, strict=True))
 
     def rank(self, worker: str) -> int | None:
