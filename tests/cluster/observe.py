@@ -91,13 +91,11 @@ def nothing_left(client: Client, *held: da.Array) -> None:
 
 def _scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
     plugin = dask_scheduler.plugins[PLUGIN]
-    waiting = plugin.launches.waiting
     return {
         "runs": len(plugin.runs),
-        "waiting": len(waiting) + len(waiting._runs),
+        "waiting": len(plugin.launches.waiting),
         "staging": len(plugin.launches.staging.workers),
-        "losses": len(plugin.losses._counts) + len(plugin.losses._last),
-        "short": len(plugin.endings.short),
+        "losses": len(plugin.endings.past),
         "placed": len(plugin.new_arrays._placed),
         "waiters": sum(_waits_in_vain(dask_scheduler, ts) for ts in dask_scheduler.tasks.values()),
     }

@@ -115,10 +115,9 @@ def scheduler_tables(dask_scheduler: Any) -> dict[str, int]:
     plugin = dask_scheduler.plugins[PLUGIN]
     return {
         "runs": len(plugin.runs),
-        "cancelled": len(plugin.endings.cancelled[1]),
         "staging": len(plugin.launches.staging.workers),
         "epochs": len(plugin.epochs._kept),
-        "losses": len(plugin.losses._counts) + len(plugin.losses._last),
+        "losses": len(plugin.endings.past),
         "tasks": len(dask_scheduler.tasks),
     }
 

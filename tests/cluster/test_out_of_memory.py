@@ -317,4 +317,4 @@ def test_profilers_see_the_last_run(client: Client, in_memory: Any, flag: Path, 
 
 
 def short(dask_scheduler: Any) -> int:
-    return len(dask_scheduler.plugins[PLUGIN].endings.short)
+    return sum(past.short for past in dask_scheduler.plugins[PLUGIN].endings.past.values())

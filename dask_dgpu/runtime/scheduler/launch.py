@@ -51,7 +51,7 @@ from graph_opt.model.layout import dealt
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
-    from dask_dgpu.runtime.scheduler.losses import Endings, Losses
+    from dask_dgpu.runtime.scheduler.losses import Endings
     from dask_dgpu.runtime.scheduler.run import Epochs, Planned, Run, Token
 
 Key = Any
@@ -71,30 +71,28 @@ class Launches:
         scheduler: Scheduler,
         runs: dict[Key, Run],
         epochs: Epochs,
-        losses: Losses,
         endings: Endings,
     ) -> None:
         self.scheduler = scheduler
         self.runs = runs
         self.epochs = epochs
-        self.losses = losses
         self.endings = endings
         self.staging = Staging(scheduler)
-        self.waiting = Waiting()
+        self.waiting: dict[Key, list[Run]] = {}  # for blocks, without tasks
         self.planned: LRU[Any, Planned] = LRU(KEPT_PROGRAMS, {})
         self.sent: dict[str, LRU[bytes, None]] = {}  # to each worker
 
     def begin(self, run: Run) -> None:
         """Choose the members of a new run, and launch it in the background."""
         self.runs[run.key] = run
-        failure = self.losses.too_many(run)
+        failure = self.endings.too_many(run)
         if failure is not None:
             run.fail(failure)
             return
         run.choose_members(self.scheduler)
         lost = [member for member in run.members if member not in self.scheduler.workers]
         if lost:
-            self.losses.add(run, lost[0], "stage")
+            self.endings.lost(run, lost[0], "stage")
             self.endings.start_over(run.key, f"dgpu-stale-{run.run_id}")
             return
         run.task = asyncio.ensure_future(self._launch(run))
@@ -113,14 +111,18 @@ class Launches:
         hold(self.scheduler, run.key, run.holder, run.stage_keys(), stimulus_id)
         self.runs[run.key] = run
         if awaited:
-            self.waiting.add(run, awaited)
+            run.missing = set(awaited)
+            for key in awaited:
+                self.waiting.setdefault(key, []).append(run)
         else:
             run.task = asyncio.ensure_future(self._launch(run))
 
     def arrived(self, key: Key) -> None:
         """Begin the runs that waited for this block only, once Dask has noted it."""
-        for run in self.waiting.arrived(key):
-            asyncio.get_running_loop().call_soon(self._resume, run)
+        for run in self.waiting.pop(key):
+            run.missing.discard(key)
+            if not run.missing:
+                asyncio.get_running_loop().call_soon(self._resume, run)
 
     def missed(self, key: Key, stimulus_id: str) -> None:
         """Let the tasks of runs run that waited for a block: it has to be made again, or failed.
@@ -138,11 +140,19 @@ class Launches:
 
         They wait no more.
         """
-        found = self.waiting.missed(key)
+        found = list(self.waiting.get(key, ()))
         for run in found:  # which grows
+            self._wait_no_more(run)
             for out in self._outs(run):
-                found += self.waiting.missed(out.key)
+                found += [each for each in self.waiting.get(out.key, ()) if each not in found]
         return found
+
+    def _wait_no_more(self, run: Run) -> None:
+        for key in run.missing:
+            self.waiting[key].remove(run)
+            if not self.waiting[key]:
+                del self.waiting[key]
+        run.missing.clear()
 
     def _outs(self, run: Run) -> Collection[TaskState]:
         gang = self.scheduler.tasks.get(run.key)
@@ -178,17 +188,16 @@ class Launches:
         if run is not None and run.holder is not None:
             self._withdraw(run, stimulus_id)
         if run is not None and not run.outcome.done():
-            self.endings.cancel(run, stimulus_id)
+            self.endings.cancel(run)
         elif run is not None and run.finished:
             send(self.scheduler, run.members, run.message("dgpu-free"))
         taken = run is not None and run.finished and not run.starts_over
         if taken or finish in ("forgotten", "erred"):
-            self.losses.forget(key)
-            self.endings.short.discard(key)
+            self.endings.past.pop(key, None)
 
     def _withdraw(self, run: Run, stimulus_id: str) -> None:
         """Let a run without tasks wait no more."""
-        self.waiting.discard(run)
+        self._wait_no_more(run)
         for out in self._outs(run):
             self.missed(out.key, stimulus_id)
         unneeded = stop_waiting(self.scheduler, run.key, run.stage_keys())
@@ -207,7 +216,7 @@ class Launches:
     async def _launch(self, run: Run) -> None:
         try:
             try:
-                run.less = run.key in self.endings.short
+                run.less = run.key in self.endings.past and self.endings.past[run.key].short
                 await run.plan(self.planned)
                 if run.outcome.done():
                     return
@@ -355,50 +364,6 @@ def hand_over(scheduler: Scheduler, run: Run) -> None:
 def _is_done(out: TaskState, gang: TaskState, run: Run) -> bool:
     """Return whether a worker has stored the result of an ``out`` that waits for its gang alone."""
     return out.key in run.stored and out.state == "waiting" and out.waiting_on == {gang}
-
-
-class Waiting:
-    """The runs without tasks whose blocks are not all in memory yet."""
-
-    def __init__(self) -> None:
-        self._runs: defaultdict[Key, list[Run]] = defaultdict(list)
-        self._awaited: dict[Key, set[Key]] = {}
-
-    def __contains__(self, key: Key) -> bool:
-        """Return whether a run waits for this block."""
-        return key in self._runs
-
-    def __len__(self) -> int:
-        return len(self._awaited)
-
-    def add(self, run: Run, awaited: Collection[Key]) -> None:
-        """Let a run wait for these blocks."""
-        self._awaited[run.key] = set(awaited)
-        for key in awaited:
-            self._runs[key].append(run)
-
-    def arrived(self, key: Key) -> list[Run]:
-        """Note a block; return the runs that wait for no more."""
-        complete = []
-        for run in self._runs.pop(key, []):
-            left = self._awaited[run.key]
-            left.discard(key)
-            if not left:
-                del self._awaited[run.key]
-                complete.append(run)
-        return complete
-
-    def missed(self, key: Key) -> list[Run]:
-        """Return the runs that wait for a block in vain; they wait no more."""
-        return [self.discard(run) for run in list(self._runs.get(key, []))]
-
-    def discard(self, run: Run) -> Run:
-        """Let a run wait no more."""
-        for key in self._awaited.pop(run.key, ()):
-            self._runs[key] = [each for each in self._runs[key] if each is not run]
-            if not self._runs[key]:
-                del self._runs[key]
-        return run
 
 
 class Staging:

@@ -18,8 +18,6 @@ import asyncio
 import pickle
 from functools import partial
 from itertools import count
-from math import inf
-from time import time
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -28,7 +26,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.launch import Launches, NewArrays, hand_over, ready, restrict
-from dask_dgpu.runtime.scheduler.losses import Endings, Losses, Paused
+from dask_dgpu.runtime.scheduler.losses import Endings
 from dask_dgpu.runtime.scheduler.rates import Rates
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Epochs, Run
@@ -63,11 +61,9 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.runs: dict[Key, Run] = {}
         self.epochs = Epochs(scheduler, self.runs)
-        self.losses = Losses(scheduler)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
         self.launches = self._launches()
-        self.restarted = 0.0
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
         self.new_arrays = NewArrays(scheduler)
@@ -83,13 +79,18 @@ class GangSchedulerPlugin(SchedulerPlugin):
         await scheduler.register_worker_plugin(
             None, pickle.dumps(GangWorkerPlugin(self.device)), name=PLUGIN, idempotent=True
         )
-        self.paused = Paused(scheduler, self.runs)
-        check = PeriodicCallback(lambda: self.paused.check(), CHECKS_MS)
-        scheduler.periodic_callbacks["dgpu-free-stuck"] = check
+        check = PeriodicCallback(self._check, CHECKS_MS)
+        scheduler.periodic_callbacks["dgpu-check"] = check
         check.start()
 
     def _launches(self) -> Launches:
-        return Launches(self.scheduler, self.runs, self.epochs, self.losses, self.endings)
+        return Launches(self.scheduler, self.runs, self.epochs, self.endings)
+
+    def _check(self) -> None:
+        """Look for gangs that wait in vain, if one may."""
+        paused = len(self.scheduler.workers) - len(self.scheduler.running)
+        if paused or self.endings.past or self.endings.since:
+            self.endings.check()
 
     # calls of workers and clients
 
@@ -127,7 +128,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
                 return place
             if not run.starts_over:  # several tasks may miss blocks at once
                 run.starts_over = True
-                self.losses.add(run, place, "out", "a block")
+                self.endings.lost(run, place, "out", "a block")
         stimulus_id = f"dgpu-missing-{run_id}"
         asyncio.get_running_loop().call_soon(self.endings.start_over, key, stimulus_id)
         return None
@@ -177,7 +178,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         run = self._current(key, run_id)
         if run is not None:
             if run.holder is None:  # else it may be spilled
-                self.losses.add(run, worker, "stage", "a block")
+                self.endings.lost(run, worker, "stage", "a block")
             self.endings.start_over(key, f"dgpu-stale-{run_id}")
 
     def _current(self, key: Key, run_id: int) -> Run | None:
@@ -196,29 +197,21 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Restart the gangs of a lost worker."""
         self.epochs.remove_worker(worker)
         self.launches.remove_worker(worker)
-        # if the gang task was on the lost worker itself, its run has ended already
-        for run in [*self.runs.values(), *self.endings.cancelled_by(stimulus_id)]:
+        for run in list(self.runs.values()):
             if worker in run.members:
-                self.losses.add(run, worker, "stage" if run.epoch is None else "program")
+                self.endings.lost(run, worker, "stage" if run.epoch is None else "program")
                 self.endings.start_over(run.key, stimulus_id)
 
     def update_graph(
         self,
         scheduler: Scheduler,
         *,
-        client: str,
         keys: set[Key],
         tasks: list[Key],
         stimulus_id: str,
         **kwargs: Any,
     ) -> None:
-        """Launch gangs that can run at once; place new arrays, and ``out`` tasks of running gangs.
-
-        A graph that was read before a restart of the cluster has no client any more.
-        """
-        if _began(stimulus_id) < self.restarted:
-            scheduler.client_releases_keys(keys, client, stimulus_id)
-            return
+        """Launch gangs that can run; place new arrays, and ``out`` tasks of running gangs."""
         gangs = list(filter(is_gang, tasks))
         self.new_arrays.place(keys, gangs)
         for key in gangs:
@@ -262,28 +255,16 @@ class GangSchedulerPlugin(SchedulerPlugin):
 
     def restart(self, scheduler: Scheduler) -> None:
         """Forget everything for a restart of the cluster."""
-        self.restarted = time()
         for run in self.runs.values():
             if not run.outcome.done():
                 run.restart()
         self.runs.clear()
-        self.losses = Losses(scheduler)
         self.launches = self._launches()
-        self.paused = Paused(scheduler, self.runs)
         self.new_arrays = NewArrays(scheduler)
-        self.endings.cancelled = ("", [])
-        self.endings.short.clear()
+        self.endings.past.clear()
         self.epochs.clear()
         self.rates.close()
 
     async def close(self) -> None:
         """Stop to measure."""
         self.rates.close()
-
-
-def _began(stimulus_id: str) -> float:
-    """Return the time at which Dask began to read a graph, infinity if it is unknown."""
-    try:
-        return float(stimulus_id.removeprefix("update-graph-"))
-    except ValueError:
-        return inf

@@ -110,7 +110,8 @@ class Run:
     block's worker. The second run of a program that ran out of memory is planned with ``less``.
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
-    member that runs the ``gang`` task as far as Dask knows. ``stored`` are the results in the
+    member that runs the ``gang`` task as far as Dask knows. It may wait for ``missing`` blocks.
+    ``stored`` are the results in the
     memory of workers, by the keys of their tasks.
     """
 
@@ -124,6 +125,7 @@ class Run:
     planned: Planned = field(init=False)
     less: bool = False
     holder: str | None = None
+    missing: set[Key] = field(default_factory=set)
     stored: dict[Key, Stored] = field(default_factory=dict)
     finished: bool = False
     starts_over: bool = False

@@ -93,6 +93,18 @@ def launch_of(gang: TaskState) -> Launch | None:
     return launch if isinstance(launch, Launch) else None
 
 
+def awaited(ts: TaskState) -> set[TaskState]:
+    """Return a task, all for which it waits, and all for which these do."""
+    found: set[TaskState] = set()
+    left = [ts]
+    while left:
+        last = left.pop()
+        if last not in found:
+            found.add(last)
+            left += last.waiting_on or ()
+    return found
+
+
 def is_out(ts: TaskState) -> bool:
     """Return whether a task does no more than to return a block of a gang."""
     return isinstance(ts.run_spec, Task) and ts.run_spec.func is tasks.out
