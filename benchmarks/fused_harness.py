@@ -11,8 +11,8 @@ import numpy as np
 import programs
 from peer_harness import peer_ways
 
-from dask_dgpu.array.fuse.tracer import Trace
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
+from dask_dgpu.kernels.fused.tracer import Trace
 from graph_opt.model.expression import Expression
 
 Array = Any

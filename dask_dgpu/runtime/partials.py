@@ -7,21 +7,23 @@ is unusual, Dask's own functions run.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 from dask.core import flatten
 
 from dask_dgpu.kernels.fused import evaluate
+from dask_dgpu.kernels.fused.reductions import State, merge_means, merge_moments, quotient
+from dask_dgpu.kernels.fused.tracer import Trace
 from graph_opt.dask_graph import internals
-from graph_opt.dask_graph.calls import Nodes, Operand
-from graph_opt.model.expression import Cast, Expression, Input
+from graph_opt.model.expression import Expression
 
 Array = Any
-Parts = Sequence[Mapping[str, Array]]
 Options = Mapping[str, Any]
 
 MOST_PARTS = 64
@@ -31,153 +33,98 @@ KNOWN = {"axis", "dtype", "keepdims", "sum", "order", "ddof"}
 """Options of Dask's functions; others are a reason to call these."""
 
 
-def mean_combine(pairs: Any, **options: Any) -> Any:
-    """Add the parts of a mean."""
-    parts = _parts(pairs, options)
-    if parts is None:
-        return internals.mean_combine(pairs, **options)
-    n, total = evaluate(_mean(len(parts), None), _inputs(parts, ("n", "total")))
-    return {"n": n, "total": total}
+def _mean(states: Sequence[State], ddof: float) -> Array:
+    count, total = merge_means(states)
+    return total / count
 
 
-def mean_agg(pairs: Any, **options: Any) -> Any:
-    """Return the mean of all parts."""
-    parts = _parts(pairs, options)
-    if parts is None:
-        return internals.mean_agg(pairs, **options)
-    expression = _mean(len(parts), np.dtype(options.get("dtype", "f8")).name)
-    (found,) = evaluate(expression, _inputs(parts, ("n", "total")))
-    return _without_axes(found, options)
+def _variance(states: Sequence[State], ddof: float) -> Array:
+    count, _, squares = _merge_moments(states)
+    freedom = count - ddof
+    return squares / np.where(freedom < 0, np.nan, freedom)
 
 
-def moment_combine(pairs: Any, **options: Any) -> Any:
-    """Add the parts of a variance."""
-    parts = _parts(pairs, options)
-    if parts is None:
-        return internals.moment_combine(pairs, **options)
-    n, total, squares = evaluate(_variance(len(parts), None, 0), _moments(parts))
-    return {"n": n, "total": total, "M": squares[..., None]}
+def _merge_moments(states: Sequence[State]) -> State:
+    """Merge counts, sums, and sums of squares around the mean of each part."""
+    moments = [(n, quotient(total, n), squares) for n, total, squares in states]
+    count, _, squares = merge_moments(moments)
+    return count, reduce(operator.add, [total for _, total, _ in states]), squares
 
 
-def moment_agg(pairs: Any, **options: Any) -> Any:
-    """Return the variance of all parts."""
-    parts = _parts(pairs, options)
-    if parts is None:
-        return internals.moment_agg(pairs, **options)
-    dtype = np.dtype(options.get("dtype", "f8")).name
-    (found,) = evaluate(_variance(len(parts), dtype, options.get("ddof", 0)), _moments(parts))
-    return _without_axes(found, options)
+@dataclass(frozen=True)
+class Aggregate:
+    """A function of Dask's that merges parts, each a dictionary of the arrays of a state.
 
+    ``finish`` returns the result of all parts; without it they become one part.
+    """
+
+    own: Callable[..., Any]
+    merge: Callable[[Sequence[State]], State]
+    finish: Callable[[Sequence[State], float], Array] | None = None
+
+    def __call__(self, pairs: Any, **options: Any) -> Any:
+        """Return what Dask's function returns."""
+        states = _states(pairs, options)
+        if states is None:
+            return self.own(pairs, **options)
+        kinds = tuple((array.dtype.name, array.ndim) for array in states[0])
+        dtype, ddof = np.dtype(options.get("dtype", "f8")).name, options.get("ddof", 0)
+        found = evaluate(
+            _traced(self, len(states), kinds, dtype, ddof),
+            [array for state in states for array in state],
+        )
+        if self.finish is None:
+            parts = dict(zip(("n", "total", "M"), found, strict=False))
+            return parts | ({"M": parts["M"][..., None]} if "M" in parts else {})
+        reduced = () if options.get("keepdims") else _axes(options)
+        (value,) = found
+        return value.reshape([n for axis, n in enumerate(value.shape) if axis not in reduced])
+
+
+mean_combine = Aggregate(internals.mean_combine, merge_means)
+mean_agg = Aggregate(internals.mean_agg, merge_means, _mean)
+moment_combine = Aggregate(internals.moment_combine, _merge_moments)
+moment_agg = Aggregate(internals.moment_agg, _merge_moments, _variance)
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
-    internals.mean_combine: mean_combine,
-    internals.mean_agg: mean_agg,
-    internals.moment_combine: moment_combine,
-    internals.moment_agg: moment_agg,
+    each.own: each for each in (mean_combine, mean_agg, moment_combine, moment_agg)
 }
 """What gangs call instead of these functions of Dask's."""
 
 
-def _parts(pairs: Any, options: Options) -> Parts | None:
-    """Return the parts in order, ``None`` if Dask's function has to take them."""
+@lru_cache(maxsize=256)
+def _traced(
+    function: Aggregate, count: int, kinds: tuple[tuple[str, int], ...], dtype: str, ddof: float
+) -> Expression:
+    """Return what a function computes of parts whose arrays are of some dtypes."""
+    trace = Trace()
+    arrays = [np.ones((1,) * ndim, each) for each, ndim in kinds]
+    states = [tuple(map(trace.input, arrays)) for _ in range(count)]
+    if function.finish is None:
+        return trace.expression(function.merge(states))
+    return trace.expression([function.finish(states, ddof).astype(dtype)])
+
+
+def _states(pairs: Any, options: Options) -> list[State] | None:
+    """Return the states of parts in order, ``None`` if Dask's function has to take them."""
     cupy = sys.modules.get("cupy")
-    if cupy is None or not options.keys() <= KNOWN:
+    usual = options.get("order", 2) == 2 and options.get("sum", np.sum) is np.sum
+    if cupy is None or not usual or not options.keys() <= KNOWN:
         return None
     parts = list(flatten([pairs]))  # in lists, one level for each reduced axis
     if not 0 < len(parts) <= MOST_PARTS or any(type(each) is not dict for each in parts):
         return None
-    shapes = set()
-    for each in parts:
-        if any(type(array) is not cupy.ndarray for array in each.values()):
-            return None
-        squares = [each["M"].shape[:-1]] if "M" in each else []
-        shapes |= {each["n"].shape, each["total"].shape, *squares}
-    real = all(each["total"].dtype.kind != "c" for each in parts)
-    usual = options.get("order", 2) == 2 and options.get("sum", np.sum) is np.sum
-    shape, *others = shapes
-    if others or not (real and usual) or {*_axes(options)} - {*range(len(shape))}:
+    if any(type(array) is not cupy.ndarray for each in parts for array in each.values()):
         return None
-    return parts if all(shape[axis] == 1 for axis in _axes(options)) else None
+    states = [
+        (each["n"], each["total"], *([each["M"][..., 0]] if "M" in each else ())) for each in parts
+    ]
+    shape, *others = {array.shape for state in states for array in state}
+    lengths = dict(enumerate(shape))
+    known = not others and all(lengths.get(axis) == 1 for axis in _axes(options))
+    return states if known and all(total.dtype.kind != "c" for _, total, *_ in states) else None
 
 
 def _axes(options: Options) -> tuple[Any, ...]:
     axes = options.get("axis")
     return tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-
-
-def _inputs(parts: Parts, names: Sequence[str]) -> list[Array]:
-    return [each[name] for name in names for each in parts]
-
-
-def _moments(parts: Parts) -> list[Array]:
-    return [*_inputs(parts, ("n", "total")), *(each["M"][..., 0] for each in parts)]
-
-
-def _without_axes(found: Array, options: Options) -> Array:
-    """Return a result without the reduced axes, unless they are kept."""
-    if options.get("keepdims"):
-        return found
-    reduced = {*_axes(options)}
-    return found.reshape([n for axis, n in enumerate(found.shape) if axis not in reduced])
-
-
-class _Sums:
-    """The inputs of an expression, and sums of them."""
-
-    def __init__(self) -> None:
-        self.nodes = Nodes()
-
-    def inputs(self, first: int, count: int) -> list[Operand]:
-        """Add some inputs."""
-        return [Operand(self.nodes.add(Input(first + at)), "", 0) for at in range(count)]
-
-    def apply(self, function: str, *arguments: Any) -> Operand:
-        """Add the call of a function."""
-        return Operand(self.nodes.apply(function, *arguments), "", 0)
-
-    def sum(self, terms: Sequence[Operand]) -> Operand:
-        """Add all terms in order."""
-        total, *others = terms
-        for each in others:
-            total = self.apply("add", total, each)
-        return total
-
-    def expression(self, *results: Operand, dtype: str | None = None) -> Expression:
-        """Return the expression of some results, of a dtype if one is given."""
-        numbers = [each.node for each in results]
-        if dtype is not None:
-            numbers = [self.nodes.add(Cast(each, dtype)) for each in numbers]
-        return Expression(tuple(self.nodes.nodes), tuple(numbers))
-
-
-@lru_cache(maxsize=256)
-def _mean(count: int, dtype: str | None) -> Expression:
-    """Return the sums of counts and of totals, or the mean if a dtype is given."""
-    sums = _Sums()
-    n, total = (sums.sum(sums.inputs(at * count, count)) for at in range(2))
-    if dtype is None:
-        return sums.expression(n, total)
-    return sums.expression(sums.apply("divide", total, n), dtype=dtype)
-
-
-@lru_cache(maxsize=256)
-def _variance(count: int, dtype: str | None, ddof: int) -> Expression:
-    """Return the sums of counts, totals and squares, or the variance if a dtype is given.
-
-    Squares are around the mean of each part, which differs from that of all.
-    """
-    sums = _Sums()
-    ns, totals, squares = (sums.inputs(at * count, count) for at in range(3))
-    n, total = sums.sum(ns), sums.sum(totals)
-    mean = sums.apply("divide", total, n)
-    shifts = []
-    for own, each in zip(ns, totals, strict=True):
-        change = sums.apply("subtract", sums.apply("divide", each, own), mean)
-        change = sums.apply("where", sums.apply("equal", own, 0), 0.0, change)
-        shifts.append(sums.apply("multiply", own, sums.apply("square", change)))
-    whole = sums.apply("add", sums.sum(squares), sums.sum(shifts))
-    if dtype is None:
-        return sums.expression(n, total, whole)
-    freedom = sums.apply("subtract", n, ddof)
-    freedom = sums.apply("where", sums.apply("less", freedom, 0), np.nan, freedom)
-    return sums.expression(sums.apply("divide", whole, freedom), dtype=dtype)

@@ -76,7 +76,7 @@ def test_as_dasks(shape: tuple[int, ...], count: int, dtype: str) -> None:
         ("moment_agg", moments, {"keepdims": True, "dtype": dtype, "ddof": 1}),
     ):
         pairs, options = nested(given, axis), {"axis": axis, **options}
-        assert partials._parts(pairs, options) is not None
+        assert partials._states(pairs, options) is not None
         found = getattr(partials, name)(pairs, **options)
         alike(found, getattr(internals, name)(pairs, **options), dtype)
 
@@ -109,12 +109,12 @@ def test_parts_of_nothing_and_too_little_freedom() -> None:
 def test_all_else_is_left_to_dask(change: Callable[[Any], Any], options: dict[str, Any]) -> None:
     pairs = [change(each) for each in parts((1, 4), 2, "float64")]
     given = {"axis": (0,), "dtype": "f8", "keepdims": True} | options
-    assert partials._parts(pairs, given) is None
+    assert partials._states(pairs, given) is None
 
 
 def test_blocks_of_numpy_are_left_to_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=set))
-    assert partials._parts(parts((1, 4), 2, "float64"), {"axis": (0,)}) is None
+    assert partials._states(parts((1, 4), 2, "float64"), {"axis": (0,)}) is None
 
 
 def test_bound_functions_are_replaced() -> None:
@@ -137,14 +137,14 @@ def test_of_blocks_on_a_gpu(
     import cupy
 
     calls: list[int] = []
-    flat = partials._parts
+    flat = partials._states
 
     def noting(pairs: Any, options: Any) -> Any:
         found = flat(pairs, options)
         calls.append(found is not None)
         return found
 
-    monkeypatch.setattr(partials, "_parts", noting)
+    monkeypatch.setattr(partials, "_states", noting)
     values = (np.random.default_rng(0).normal(size=(13, 11, 9)) * 50 + 20).astype(dtype)
     x = da.from_array(cupy.asarray(values), chunks=(3, 2, 4), asarray=False)
     with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):

@@ -47,26 +47,3 @@ FUNCTIONS: dict[str, Function] = {
     "i0": Function(np.i0, 1, False),
 }
 """Of an ``Apply``. Bounds of ``clip`` may be None."""
-
-REDUCTIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(np, name)
-    for name in (
-        "sum",
-        "prod",
-        "min",
-        "max",
-        "any",
-        "all",
-        "mean",
-        "var",
-        "std",
-        "argmin",
-        "argmax",
-        "nansum",
-        "nanprod",
-        "nanmin",
-        "nanmax",
-        "count_nonzero",
-    )
-}
-"""Of a ``Reduce``."""

@@ -23,8 +23,8 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
-from dask_dgpu.kernels.fused.partial import divisible
 from dask_dgpu.kernels.fused.planning import Planner, Shape
+from dask_dgpu.kernels.fused.reductions import divisible
 from dask_dgpu.kernels.fused.tiles import TilePass
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import node_value, reduced
-from dask_dgpu.kernels.fused.partial import PARTIAL, Part, State
 from dask_dgpu.kernels.fused.planning import Pass
+from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part, State
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
 
 Array = Any
@@ -222,17 +222,17 @@ class Sums:
             self._write(reduced(whole, value), part)
             return
         starts = [part.start if at == axis else 0 for at in range(len(self.plan.domain))]
-        reduction = PARTIAL[node.function]
+        reduction = REDUCTIONS[node.function]
         state = reduction.begin(node, Part(value, tuple(starts), self.plan.domain, shared))
         weight, total = 1, 1 + sum(number for number, _ in self._waiting)
         parts = math.ceil(self.plan.domain[axis or 0] / self.plan.length)
         while self._waiting and (self._waiting[-1][0] <= weight or total == parts):
             number, earlier = self._waiting.pop()
-            state = reduction.merge(earlier, state)
+            state = reduction.merge((earlier, state))
             weight += number
         self._waiting.append((weight, state))
         if weight == parts:
-            self._result = reduction.finish(node, state)
+            self._result = reduction.finish(node, value.dtype, state)
 
     @property
     def value(self) -> Array:

@@ -14,7 +14,7 @@ from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.host import TILE_BYTES, evaluate_host
 from dask_dgpu.kernels.fused.nodes import evaluate_nodes
-from dask_dgpu.kernels.fused.partial import PARTIAL, Part
+from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Reduce, View
 from tests.kernels.fused.drawing import Drawn, drawn
 from tests.support.memory import assert_peak
@@ -228,8 +228,8 @@ def test_reductions_of_a_part_share_its_sum() -> None:
     sums: dict[Any, Array] = {}
     part = Part(x, (0, 0), x.shape, sums)
     mean, var = (Reduce(name, 0, (0,)) for name in ("mean", "var"))
-    total = PARTIAL["mean"].begin(mean, part)[0]
-    centre = PARTIAL["var"].begin(var, part)[0]
+    _, total = REDUCTIONS["mean"].begin(mean, part)
+    _, centre, _ = REDUCTIONS["var"].begin(var, part)
     assert len(sums) == 1
     np.testing.assert_array_equal(centre, total / np.float32(30))
 
