@@ -119,7 +119,7 @@ def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -
     """
     shape, container = value.block_shape(index), value.container
     last, _, options = bound(last_function(function))
-    if options.get("method") == "compensated" and full_name(last) == f"{MODULE}.sum_block":
+    if options.get("method") == "compensated" and full_name(last) == f"{MODULE}.partial_sum":
         if dtype_named(options["result"]).kind == "c":
             return None
         large = ("large", "rest") if options["result"] == "float64" else ()
@@ -176,7 +176,7 @@ def returns_array(function: Any) -> bool:
     if isinstance(function, Fused):
         chunked = function.fusion.chunked
         return chunked is None or chunked.function in SUMS.values()
-    finishes = full_name(function) == f"{MODULE}.finish"
+    finishes = full_name(function) == f"{MODULE}.finished"
     return finishes or isinstance(function, np.ufunc) or _is_in(function, FUNCTIONS)
 
 

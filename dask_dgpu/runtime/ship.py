@@ -92,7 +92,7 @@ class Parts(NamedTuple):
         if not self.summed:
             return arrays, message
         *sums, count = arrays.values()
-        return Partial(Pair.of(sums), count, self.container, 1), message
+        return Partial(Pair(*sums), count, self.container, 1), message
 
     def shaped(self, shape: tuple[int, ...]) -> Parts:
         """Return the form of several parts, combined."""

@@ -62,7 +62,7 @@ def summed(graph: ArrayGraph, name: str) -> Found:
 
     ``dask_dgpu.array.reductions`` builds sums like Dask's own reductions, with known functions::
 
-        sum_block (blockwise) -> add_partials ... -> finish
+        partial_sum (blockwise) -> added ... -> finished
 
     This graph is best if partial sums are small, or if Dask can fuse the first layer with
     elementwise layers before it: transfers are small, and whole blocks need not exist. A gang is
@@ -74,10 +74,10 @@ def summed(graph: ArrayGraph, name: str) -> Found:
     inner = [name]
     while (reader := only_reader(graph, inner[-1])) is not None:
         inner.append(reader)
-        if full_name(task_function(graph, reader)) != f"{MODULE}.add_partials":
+        if full_name(task_function(graph, reader)) != f"{MODULE}.added":
             break
     last, output = task_function(graph, inner[-1]), graph.node(inner[-1])
-    if source is None or output is None or full_name(last) != f"{MODULE}.finish":
+    if source is None or output is None or full_name(last) != f"{MODULE}.finished":
         return None
     wide = output.size and PARTIAL_BYTES * math.prod(map(max, output.chunks)) >= WIDE
     if unsupported((source,), output, CARRIED) or not wide or _fused(graph, source):
@@ -104,7 +104,7 @@ RULES = (
     Rule("dask.layers.ArrayOverlapLayer", overlaps.match, "each block with cells of neighbours"),
     Rule(MERGE, rechunks.match, "slices of blocks, concatenated to other chunks"),
     Rule(P2P, rechunks.match, "the same by messages between workers"),
-    Rule(f"{MODULE}.sum_block", summed, "partial sums by our functions, added by later layers"),
+    Rule(f"{MODULE}.partial_sum", summed, "partial sums by our functions, added by later layers"),
 )
 """All rules."""
 

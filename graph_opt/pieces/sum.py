@@ -14,7 +14,7 @@ from graph_opt.model.piece import SeparablePiece
 
 T = TypeVar("T")
 
-MODULE = "dask_dgpu.array.reductions.call"
+MODULE = "dask_dgpu.kernels.sums.partial"
 """The module with the functions that Dask's tasks call for it."""
 
 PARTIAL_BYTES = 16

@@ -106,10 +106,10 @@ def test_any_layout_axes_and_ranks(
         if method == "compensated":
             assert [ledger.bytes_received for ledger in ledgers] == received(plan)
         for rank, ledger in enumerate(ledgers):
-            owners = {plan.result.owner(i) for i, ranks in plan.adding.items() if rank in ranks}
+            owners = [plan.result.owner(i) for i, ranks in plan.adding.items() if rank in ranks]
             assert ledger.calls["exchange"] == 1
             if method == "compensated":
-                assert sum(ledger.messages_sent.values()) == len(owners - {rank})
+                assert sum(ledger.messages_sent.values()) == len(owners) - owners.count(rank)
                 assert ledger.calls.total() == 1
             else:
                 assert ledger.calls["all_reduce"] == 1

@@ -141,7 +141,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
         (part_of(1) | {"total": np.ma.ones((1, 3))}, PARTS, UndeclaredTypeError),
         (part_of(1), SUMMED, UndeclaredTypeError),
         (
-            Partial(Pair(*np.ones((2, 5, 1)), Pair(*np.ones((2, 5, 1)))), 1, NUMPY, 1),
+            Partial(Pair(*np.ones((4, 5, 1))), 1, NUMPY, 1),
             SUMMED,
             UndeclaredTypeError,
         ),

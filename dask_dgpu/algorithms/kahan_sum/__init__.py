@@ -9,11 +9,10 @@
     |  1  |  2  |  ->   | s c | s c |  ->  1: s c + s c + s c  ->  |_____|_____|
     |_____|_____|       |_____|_____|
 
-Each rank reads its blocks once (:mod:`dask_dgpu.kernels.sums.compensated`,
-:mod:`dask_dgpu.kernels.sums.binned`) and adds the partial sums for each block of the result in
-the order of its blocks. It sends those for the blocks of another rank as one message. The owner
-adds the partial sums by a tree in the order of ranks, and rounds. On several hosts with slower
-links between them, one rank of each host adds the partial sums of its host first.
+Each rank reads its blocks once (:mod:`dask_dgpu.kernels.sums`) and adds the partial sums for each
+block of the result in the order of its blocks. It sends them to the owner of the block, which adds
+those of all ranks by a tree in their order, and rounds. On several hosts with slower links between
+them, one rank of each host adds the partial sums of its host first.
 
 A message has two doubles for a compensated sum, or four if the result is a double, since sums of
 doubles may overflow. An exact sum is integers, so its bits depend neither on the ranks nor on the

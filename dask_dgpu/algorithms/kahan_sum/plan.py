@@ -85,9 +85,10 @@ class SumPlan:
                 ranks[target].add(owner)
         return {index: tuple(sorted(found)) for index, found in ranks.items()}
 
-    @property
-    def doubles(self) -> int:
-        """Doubles of a compensated sum: a pair, and a second one if the first may overflow."""
+    def arrays(self, limbs: int) -> int:
+        """Return the arrays in a message: limbs and flags, or a pair, and one that may overflow."""
+        if self.task.method == "reproducible":
+            return limbs + 1
         return 4 if real_of(dtype_named(self.result_dtype)) == np.float64 else 2
 
     def shape(self, index: Index) -> tuple[int, ...]:
@@ -100,8 +101,7 @@ class SumPlan:
 
     def words(self, index: Index, limbs: int) -> int:
         """Return the words of a message for a block of the result."""
-        each = self.doubles if self.task.method == "compensated" else limbs + 1
-        return each * prod(self.shape(index))
+        return self.arrays(limbs) * prod(self.shape(index))
 
 
 def plan_sum(

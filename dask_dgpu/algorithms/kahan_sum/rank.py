@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -34,8 +32,8 @@ def kahan_sum_rank(
 ) -> dict[Index, Array]:
     """Sum as one rank; ``progress`` counts its blocks and one exchange.
 
-    A rank sends one message to each owner of blocks that it adds to, and waits for one from
-    each rank that adds to its own.
+    A rank sends one message for each block that it adds to, and waits for one from each rank that
+    adds to its own.
     """
     with device.computing():
         mine = sum_blocks(plan, blocks, progress)
@@ -80,7 +78,7 @@ def finish_block(plan: SumPlan, partials: list[Partial]) -> Array:
     """Add the partial sums for a block of the result, and round to its dtype."""
     task = plan.task
     count = prod(plan.source.shape[axis] for axis in task.axes)
-    whole = replace(added(partials), count=count)
+    whole = added(partials)._replace(count=count)
     return finished(whole, task.kind, plan.result_dtype, task.axes, task.keepdims)
 
 
@@ -93,35 +91,25 @@ def _exchanged(
     window: Window,
 ) -> dict[tuple[int, Index], Partial]:
     """Exchange partial sums; return those that this rank adds, by sender and block."""
-    found = {(comm.rank, index): partial for index, partial in mine.items()}
-    sends: dict[int, list[Index]] = defaultdict(list)
-    receives: dict[int, list[Index]] = defaultdict(list)
-    for index, owner, ranks in stage:
-        if owner == comm.rank:
-            for rank in ranks:
-                if rank != owner:
-                    receives[rank].append(index)
-        elif comm.rank in ranks:
-            sends[owner].append(index)
+    here = comm.rank
+    sends = [(owner, at) for at, owner, ranks in stage if owner != here and here in ranks]
+    receives = [
+        (rank, at) for at, owner, ranks in stage if owner == here for rank in ranks if rank != here
+    ]
     dtype = "float64" if plan.task.method == "compensated" else "int64"
     _settle(plan, device)
     with device.transferring():
-        messages, buffers = (
-            {
-                rank: device.empty(sum(plan.words(index, window[1]) for index in some), dtype)
-                for rank, some in by_rank.items()
-            }
-            for by_rank in (sends, receives)
-        )
-        for owner, message in messages.items():
-            for index, words in _parts(plan, message, sends[owner], window):
-                _pack(plan, device, words, mine[index], window)
-        comm.exchange(list(messages.items()), list(buffers.items())).wait()
+        sent = [(owner, _packed(device, mine[index], window)) for owner, index in sends]
+        received = [
+            (rank, device.empty((plan.arrays(window[1]), *plan.shape(index)), dtype))
+            for rank, index in receives
+        ]
+        comm.exchange(sent, received).wait()
     _settle(plan, device)
-    for rank, buffer in buffers.items():
-        for index, words in _parts(plan, buffer, receives[rank], window):
-            # an owner adds to its own blocks
-            found[rank, index] = _unpacked(plan, index, words, window, mine[index])
+    found = {(here, index): partial for index, partial in mine.items()}
+    for place, (_, message) in zip(receives, received, strict=True):
+        # an owner adds to its own blocks
+        found[place] = _unpacked(message, window, mine[place[1]])
     return found
 
 
@@ -131,16 +119,6 @@ def _settle(plan: SumPlan, device: Device) -> None:
         device.join()
     else:
         device.synchronize()
-
-
-def _parts(
-    plan: SumPlan, message: Array, indices: Sequence[Index], window: Window
-) -> Iterator[tuple[Index, Array]]:
-    """Yield the words of a message for each block of the result."""
-    for index in indices:
-        count = plan.words(index, window[1])
-        yield index, message[:count]
-        message = message[count:]
 
 
 def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Partial]) -> Window:
@@ -159,23 +137,22 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
     return (-low, high + low + carry) if high > -low else (0, 0)
 
 
-def _pack(plan: SumPlan, device: Device, words: Array, partial: Partial, window: Window) -> None:
-    """Write partial sums to a part of a message."""
+def _packed(device: Device, partial: Partial, window: Window) -> Array:
+    """Return partial sums as one array on the device."""
     sums = partial.sums
-    if isinstance(sums, Pair):
-        for part, array in zip(words.reshape(plan.doubles, -1), sums.arrays(), strict=True):
-            part[...] = array.reshape(-1)
-        return
-    low, count = window
-    limbs = np.concatenate([sums.window(low, low + count), sums.special[None]])
-    words[...] = device.to_device(limbs.reshape(-1))
+    if isinstance(sums, Binned):
+        low, count = window
+        return device.to_device(np.concatenate([sums.window(low, low + count), sums.special[None]]))
+    arrays = sums.arrays()
+    message = device.empty((len(arrays), *arrays[0].shape), "float64")
+    for part, array in zip(message, arrays, strict=True):
+        part[...] = array
+    return message
 
 
-def _unpacked(plan: SumPlan, index: Index, words: Array, window: Window, like: Partial) -> Partial:
+def _unpacked(message: Array, window: Window, like: Partial) -> Partial:
     """Return partial sums of another rank, on the device or, if exact, on the host."""
-    shape = plan.shape(index)
     if isinstance(like.sums, Pair):
-        return replace(like, sums=Pair.of(words.reshape(plan.doubles, *shape)))
-    words = words if isinstance(words, np.ndarray) else words.get()
-    limbs = words.reshape(window[1] + 1, *shape)
-    return replace(like, sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))
+        return like._replace(sums=Pair(*message))
+    limbs = message if isinstance(message, np.ndarray) else message.get()
+    return like._replace(sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))

@@ -1,11 +1,8 @@
-"""Sums, means and extremes with checked arguments, as Dask reductions of few tasks.
-
-``graph_opt.pieces.sum`` knows the functions of these tasks by their names.
-"""
+"""Sums, means and extremes with checked arguments, as Dask reductions of few tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil, isnan, prod
 from typing import Any, Literal, cast, get_args
@@ -27,7 +24,7 @@ from dask_dgpu.arguments import (
     suggestion,
 )
 from dask_dgpu.kernels.sums.conversion import narrowed
-from dask_dgpu.kernels.sums.partial import Exact, Kind, Partial, added, finished, partial_sum
+from dask_dgpu.kernels.sums.partial import Kind, added, finished, partial_sum
 from graph_opt.dask_graph.parse import CARRIED
 from graph_opt.model.layout import dtype_named, is_bfloat16, is_inexact
 
@@ -61,9 +58,9 @@ def reduced(
     ndim = x.ndim if keepdims else x.ndim - len(axes)
     total: Array = da.reduction(
         x,
-        chunk=partial(sum_block, method=method, result=result.name),
-        combine=add_partials,
-        aggregate=partial(finish, kind=kind, result=result.name),
+        chunk=partial(partial_sum, method=method, result=result.name),
+        combine=added,
+        aggregate=partial(finished, kind=kind, result=result.name),
         axis=axes,
         keepdims=bool(keepdims),
         dtype=result,
@@ -88,48 +85,6 @@ def _fan_in(x: Array, axes: tuple[int, ...]) -> dict[int, int]:
     while most**levels < blocks:
         levels += 1
     return {axis: max(2, ceil(x.numblocks[axis] ** (1 / levels))) for axis in axes}
-
-
-def sum_block(
-    block: Any,
-    axis: tuple[int, ...],
-    keepdims: bool,
-    method: Exact,
-    result: str,
-    computing_meta: bool = False,
-) -> Any:
-    """Sum a block for a result of dtype ``result``; the chunk function of a Dask reduction."""
-    return block if computing_meta else partial_sum(block, axis, method, result)
-
-
-def add_partials(
-    partials: Any, axis: tuple[int, ...], keepdims: bool, computing_meta: bool = False
-) -> Any:
-    """Add partial sums, in Dask's nested lists; the combine function."""
-    return partials if computing_meta else added(list(_flat(partials)))
-
-
-def finish(
-    partials: Any,
-    axis: tuple[int, ...],
-    keepdims: bool,
-    kind: Kind,
-    result: str,
-    computing_meta: bool = False,
-) -> Any:
-    """Add partial sums and round them to the dtype ``result``; the aggregate function."""
-    if computing_meta:
-        return partials
-    values = finished(added(list(_flat(partials))), kind, result, axis, keepdims)
-    return values[()]  # NumPy's own sums without remaining axes are scalars
-
-
-def _flat(partials: Any) -> Iterator[Partial]:
-    if isinstance(partials, Sequence):
-        for each in partials:
-            yield from _flat(each)
-    else:
-        yield partials
 
 
 def extreme(

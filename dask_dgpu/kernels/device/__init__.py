@@ -7,24 +7,15 @@ device, and events order them, never the host.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dask_dgpu.kernels.device.sequences import Sequences
 
 Array = Any
 Mark = Any
 T = TypeVar("T")
-
-
-class ArrayContainer(ABC):
-    """A block that is no array but contains arrays."""
-
-    @abstractmethod
-    def map_arrays(self, function: Callable[[Array], Array]) -> Self:
-        """Return the same block with the arrays that a function returns for each array."""
 
 
 class Device(Protocol):

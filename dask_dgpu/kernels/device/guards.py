@@ -8,8 +8,6 @@ from typing import Any
 
 import cupy
 
-from dask_dgpu.kernels.device import ArrayContainer
-
 Array = Any
 
 
@@ -51,10 +49,8 @@ def each_array(block: Any, function: Callable[[Array], Array]) -> Any:
         return {key: each_array(value, function) for key, value in block.items()}
     if type(block) in (list, tuple):
         return type(block)(each_array(value, function) for value in block)
-    if isinstance(block, tuple) and hasattr(block, "_make"):  # the factors of a matrix
+    if isinstance(block, tuple) and hasattr(block, "_make"):  # factors of a matrix, sums
         return type(block)._make(each_array(value, function) for value in block)
-    if isinstance(block, ArrayContainer):
-        return block.map_arrays(lambda array: each_array(array, function))
     return block
 
 

@@ -15,7 +15,6 @@ multiples of ``2**(32 * i)`` of it. Before carries must go on to the next limb, 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -44,7 +43,7 @@ class Binned:
 
     def __sizeof__(self) -> int:
         """Return the bytes of both arrays, which Dask asks for."""
-        return sys.getsizeof(self.limbs) + sys.getsizeof(self.special)
+        return int(self.limbs.nbytes + self.special.nbytes)
 
     @classmethod
     def of(cls, low: int, limbs: Array, special: Array) -> Binned:

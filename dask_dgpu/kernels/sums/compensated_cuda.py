@@ -9,7 +9,6 @@ The host waits for nothing. Doubles whose sum could overflow are set apart as th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import cupy
@@ -264,7 +263,7 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
         KERNEL("sum_grid", dtype)(shape, (THREADS,), (block, found, *grid.arguments))
     if found.shape[1] > 1:
         found = _folded(found, KERNEL("fold", dtype))
-    return Pair.of(found.reshape(arrays, -1)).each(form.restored)
+    return Pair(*map(form.restored, found.reshape(arrays, -1)))
 
 
 def _folded(several: Array, fold: Any) -> Array:
@@ -275,14 +274,6 @@ def _folded(several: Array, fold: Any) -> Array:
     arguments = (several, found, np.int64(sums), np.int32(segments), np.int32(threads))
     fold((-(-threads * sums // THREADS), arrays // 2), (THREADS,), arguments)
     return found
-
-
-def added_cuda(left: Pair, right: Pair) -> Pair:
-    """Add pairs of one shape, and their large parts."""
-    pair = Pair(*ADD(left.sums, left.compensations, right.sums, right.compensations))
-    if left.large is None or right.large is None:
-        return pair
-    return replace(pair, large=added_cuda(left.large, right.large))
 
 
 def value_cuda(pair: Pair) -> Array:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
-from dask_dgpu.kernels.device import ArrayContainer
 from dask_dgpu.kernels.sums import binned, compensated
 from dask_dgpu.kernels.sums.binned import Binned
 from dask_dgpu.kernels.sums.compensated import Pair
@@ -22,8 +19,7 @@ Exact = Literal["compensated", "reproducible"]
 Kind = Literal["sum", "mean"]
 
 
-@dataclass(frozen=True)
-class Partial(ArrayContainer):
+class Partial(NamedTuple):
     """The sums of a part of an array, with summed axes of length one.
 
     ``count`` is the number of elements in each sum, if need be as an array without axes, and
@@ -36,27 +32,27 @@ class Partial(ArrayContainer):
     container: str
     parts: int
 
-    def __sizeof__(self) -> int:
-        """Return the bytes of the arrays, which Dask asks for."""
-        return sys.getsizeof(self.sums)
 
-    def map_arrays(self, function: Callable[[Array], Array]) -> Partial:
-        """Return the same sums in the arrays that a function returns; exact sums have none."""
-        if isinstance(self.sums, Pair):
-            return replace(self, sums=self.sums.each(function))
-        return self
+def partial_sum(
+    block: Array,
+    axis: tuple[int, ...],
+    method: Exact,
+    result: str,
+    keepdims: bool = True,
+    computing_meta: bool = False,
+) -> Partial:
+    """Sum a block of real or complex numbers; the chunk function of a Dask reduction.
 
-
-def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str) -> Partial:
-    """Sum a block of real or complex numbers along some non-negative axes.
-
-    ``result`` is the dtype of the finished sums; it decides the accuracy of compensated sums.
+    ``axis`` are non-negative axes. ``result`` is the dtype of the finished sums; it decides the
+    accuracy of compensated sums.
 
     Raises
     ------
     TypeError
         If the block has no numbers, or is a masked array.
     """
+    if computing_meta:
+        return cast(Partial, block)
     if isinstance(block, np.ma.MaskedArray):
         raise TypeError(f"expected an array without a mask for a {method} sum, got a masked array")
     if isinstance(block, np.generic):  # from arithmetic with arrays without axes
@@ -64,31 +60,44 @@ def partial_sum(block: Array, axes: tuple[int, ...], method: Exact, result: str)
     if block.dtype.kind not in "biufc" and not is_bfloat16(block.dtype):
         raise TypeError(f"expected numbers for a {method} sum, got dtype {block.dtype}")
     parts = 2 if block.dtype.kind == "c" else 1
-    shape = [1 if k in axes else length for k, length in enumerate(block.shape)]
-    if parts == 2:
-        shape.append(2)
+    shape = [1 if k in axis else length for k, length in enumerate(block.shape)]
     sums: Pair | Binned
     if method == "compensated":
-        sums = compensated.block_sum(block, axes, real_of(dtype_named(result)).name)
+        sums = compensated.block_sum(block, axis, real_of(dtype_named(result)).name)
     else:
-        sums = binned.block_sum(block, axes)
-    sums = sums.reshaped(tuple(shape))
-    count, kind = prod(block.shape[k] for k in axes), type(block)
+        sums = binned.block_sum(block, axis)
+    sums = sums.reshaped((*shape, 2) if parts == 2 else tuple(shape))
+    count, kind = prod(block.shape[k] for k in axis), type(block)
     return Partial(sums, count, f"{kind.__module__}.{kind.__name__}", parts)
 
 
-def added(partials: Sequence[Partial]) -> Partial:
-    """Add partial sums of one shape; compensated sums by a tree in their order."""
-    merged: Any = compensated.merged if isinstance(partials[0].sums, Pair) else binned.merged
-    sums = merged([partial.sums for partial in partials])
-    return replace(partials[0], sums=sums, count=sum(partial.count for partial in partials))
+def added(partials: Any, axis: Any = None, keepdims: bool = True) -> Partial:
+    """Add partial sums of one shape, in Dask's nested lists; compensated sums by a tree.
+
+    The combine function.
+    """
+    first, *others = found = list(_flat(partials))
+    merged: Any = compensated.merged if isinstance(first.sums, Pair) else binned.merged
+    sums = merged([each.sums for each in found]) if others else first.sums
+    return first._replace(sums=sums, count=sum(each.count for each in found))
+
+
+def _flat(partials: Any) -> Iterator[Partial]:
+    if isinstance(partials, Partial):
+        yield partials
+    else:
+        for each in partials:
+            yield from _flat(each)
 
 
 def finished(
-    whole: Partial, kind: Kind, result: str, axes: tuple[int, ...], keepdims: bool
+    partials: Any, kind: Kind, result: str, axis: tuple[int, ...], keepdims: bool
 ) -> Array:
-    """Round sums, or means, to the dtype ``result``; return a block like those summed."""
-    dtype = dtype_named(result)
+    """Add partial sums and round them, or their means, to a dtype; the aggregate function.
+
+    The result is a block like those summed, of NumPy a scalar if no axes remain.
+    """
+    whole, dtype = added(partials), dtype_named(result)
     real = real_of(dtype).name
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind == "mean":
@@ -99,9 +108,9 @@ def finished(
             values = values.copy("C").view(np.dtype(f"c{2 * values.itemsize}"))[..., 0]
         values = values.astype(dtype, copy=False)
     if not keepdims:
-        values = values.squeeze(axis=axes)
+        values = values.squeeze(axis=axis)
     if whole.container.startswith("cupy"):
         import cupy
 
         return cupy.asarray(values)
-    return values
+    return values[()]

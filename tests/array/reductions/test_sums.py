@@ -177,6 +177,24 @@ def test_overflow_on_the_way(method: Any, chunks: int) -> None:
     assert dgpu.sum(x[:2], method=method).compute() == np.inf
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(1000,), (1000, 3), (300, 40), (60, 5, 7)], ids=str)
+def test_small_numbers_beside_large_ones_keep_their_digits(shape: Any, order: Any) -> None:
+    huge, rng = 2.0**1023, np.random.default_rng(len(shape))
+    places = np.argsort(rng.random(shape), axis=0)
+    small = np.where(places < 40, 0, rng.random(shape))
+    values = np.where(places < 40, np.where(places < 20, huge, -huge), small)
+    values = np.asarray(values, order=order)
+    wanted = np.sum(small, axis=0)
+    for chunks in (-1, 17):
+        x = da.from_array(values, chunks=chunks)
+        np.testing.assert_allclose(dgpu.sum(x, axis=0).compute(), wanted, rtol=1e-13)
+    values[(3,) + (0,) * (len(shape) - 1)] = np.inf
+    found = np.atleast_1d(dgpu.sum(da.from_array(values, chunks=29), axis=0).compute()).ravel()
+    assert found[0] == np.inf
+    np.testing.assert_allclose(found[1:], np.ravel(wanted)[1:], rtol=1e-13)
+
+
 def test_overflow_of_the_result() -> None:
     single = da.full(4, np.finfo("float32").max, chunks=1, dtype="float32")
     assert dgpu.sum(single).compute() == np.float32(np.inf)
