@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.kernels.fused.typed import typed
+from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.operations.operation import Shipment, Value
 from dask_dgpu.runtime.calls import last_function, of_one_block
 from dask_dgpu.runtime.fused import Fused
@@ -122,8 +123,8 @@ def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -
     if options.get("method") == "compensated" and full_name(last) == f"{MODULE}.partial_sum":
         if dtype_named(options["result"]).kind == "c":
             return None
-        large = ("large", "rest") if options["result"] == "float64" else ()
-        sums = [(key, "float64", shape) for key in ("sums", "compensations", *large)]
+        keys = Pair._fields[: 4 if options["result"] == "float64" else 2]
+        sums = [(key, "float64", shape) for key in keys]
         return Parts((*sums, ("count", "int64", ())), container, summed=True)
     searched = _searched(_last(function), sources)
     if searched in NUMBERS:
@@ -132,16 +133,10 @@ def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -
             return Form(np.dtype([*fields]), shape)
         return Parts(tuple((*field, shape) for field in fields), container)
     chunked = _chunked(function, sources)
-    if chunked is None or chunked.dtype is None:
+    if chunked is None or chunked.dtype is None or not chunked.fields:
         return None
-    number, total = ("n", "int64", shape), ("total", chunked.dtype, shape)
-    match chunked.function:
-        case "mean" | "nanmean":
-            return Parts((("n", chunked.dtype, shape), total), container)
-        case "var" | "nanvar" | "moment":
-            moments = "M", chunked.dtype, (*shape, chunked.order - 1)
-            return Parts((total, number, moments), container)
-    return None
+    arrays = ((key, dtype, (*shape, *more)) for key, (dtype, more) in chunked.fields.items())
+    return Parts(tuple(arrays), container)
 
 
 def _searched(last: Any, sources: Sequence[Value]) -> str | None:

@@ -193,24 +193,22 @@ def _suit(blocks: Sequence[Any], dtypes: Sequence[np.dtype[Any]]) -> bool:
 
 def _partial(chunked: Chunked, results: Sequence[Array], shape: Shape, place: Any = None) -> Any:
     """Return what a chunk function of Dask's returns for a block of this shape."""
+    total, *others = results
     if chunked.function in EXTREMES:
-        return _extremes(results[0], _counted(results[1], shape, place))
+        return _extremes(total, _counted(others[0], shape, place))
+    if not (fields := chunked.fields):
+        return total
     count = math.prod(shape[axis] for axis in chunked.axes)
-    total = results[0]
-    match chunked.function:
-        case "mean":
-            return {"n": np.full_like(total, count, dtype=chunked.dtype), "total": total}
-        case "nanmean":
-            return {"n": results[1], "total": total}
-        case "var":
-            moments = (results[1] * count)[..., None]
-            return {"total": total, "n": np.full_like(total, count, dtype="int64"), "M": moments}
-        case "moment":
-            counts = np.full_like(total, count, dtype="int64")
-            return {"total": total, "n": counts, "M": np.stack(results[1:], axis=-1)}
-        case "nanvar":
-            return {"total": total, "n": results[1], "M": results[2][..., None]}
-    return total
+    if chunked.function.startswith("nan"):
+        number, *moments = others
+    else:
+        number, moments = np.full_like(total, count, dtype=fields["n"][0]), others
+    if chunked.function == "var":
+        moments = [moments[0] * count]
+    if not moments:
+        return {"n": number, "total": total}
+    several = np.stack(moments, axis=-1) if len(moments) > 1 else moments[0][..., None]
+    return {"n": number, "total": total, "M": several}
 
 
 def _extremes(values: Array, places: Array) -> Any:

@@ -439,8 +439,25 @@ class Chunked:
         """The dtype in which it adds, ``None`` for that of NumPy."""
         return dict(self.options).get("dtype")
 
+    @property
+    def fields(self) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
+        """The dtypes and further axes of the arrays in Dask's partial result of a mean or moment.
+
+        Any other partial result is one array, or extreme values and their places.
+        """
+        total = {"total": (self.dtype, ())}
+        match self.function:
+            case "mean" | "nanmean":
+                return {"n": (self.dtype, ()), **total}
+            case "var" | "nanvar" | "moment":
+                return {**total, "n": ("int64", ()), "M": (self.dtype, (self.order - 1,))}
+        return {}
+
     def parts(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
-        """Add the arrays of which Dask's partial result is made; mostly this is one array."""
+        """Add the arrays of which Dask's partial result is made; mostly this is one array.
+
+        Of means and moments these are the sum, the count if NaN are ignored, and moments.
+        """
         if self.function == "mean":
             return (self._add(nodes, "sum", array),)
         if self.function == "nanmean":

@@ -56,23 +56,9 @@ class Pass(NamedTuple):
 
 
 class Placing:
-    """The steps of one tile, each after its arguments.
+    """The steps of one tile of about so many elements, each after its arguments.
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-        Of the expression.
-    shapes : sequence of tuple
-        Of its nodes.
-    elements : int
-        Of a tile, about.
-
-    Attributes
-    ----------
-    steps : list of Step
-        What a tile needs.
-    reductions : set of int
-        Nodes that an earlier pass must compute.
+    ``shapes`` are those of the nodes. An earlier pass must compute ``reductions``, by their nodes.
     """
 
     def __init__(self, nodes: Sequence[Node], shapes: Sequence[Shape], elements: int) -> None:
@@ -134,18 +120,9 @@ def _kept_axis(node: Reduce, axis: int, ndim: int) -> int:
 
 
 class Planner:
-    """Passes for an expression on blocks.
+    """Passes for an expression on blocks, in tiles of about so many elements.
 
-    Parameters
-    ----------
-    expression : Expression
-        What is computed.
-    shapes : sequence of tuple
-        The shapes of its nodes.
-    strides : sequence of tuple
-        Those of the blocks, in bytes.
-    elements : int
-        Of a tile, about.
+    ``shapes`` are those of its nodes, and ``strides`` those of the blocks, in bytes.
     """
 
     def __init__(

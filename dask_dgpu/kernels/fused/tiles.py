@@ -34,20 +34,10 @@ class Call(NamedTuple):
 
 
 class TilePass:
-    """A pass on blocks.
+    """A pass on blocks, the inputs of the expression with these nodes.
 
-    Parameters
-    ----------
-    plan : Pass
-        What is computed.
-    nodes : sequence of Node
-        Of the expression.
-    blocks : sequence of array
-        The expression's inputs.
-    known : mapping of int to array
-        The reductions of earlier passes.
-    spare : mapping of int to array
-        Nodes that are blocks which a result may overwrite: no later pass reads them.
+    ``known`` are the reductions of earlier passes. ``spare`` are nodes that are blocks which a
+    result may overwrite, because no later pass reads them.
     """
 
     def __init__(
