@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.fused.compile import kernel
+from dask_dgpu.kernels.fused.launching import compiled
 
 Array = Any
 
@@ -67,7 +67,7 @@ def twiddled_cuda(block: Array, start: Sequence[int], axis: int, n: int, sign: i
         sizes = (rows, columns, after, start[axis], start[axis + 1], n)
         arguments = (block, result, *map(np.int64, sizes), np.float64(2 * sign))
         blocks = lines * -(-columns // SIDE**2)
-        kernel(source, "twiddle")((blocks,), (THREADS,), arguments)
+        compiled(source, "twiddle")((blocks,), (THREADS,), arguments)
     return result
 
 

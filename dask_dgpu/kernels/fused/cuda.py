@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.fused.kernel import Array as Described
-from dask_dgpu.kernels.fused.kernel import Launch
+from dask_dgpu.kernels.fused.launch import Array as Described
+from dask_dgpu.kernels.fused.launch import Launch, contiguous
 from dask_dgpu.kernels.fused.launching import Kernels
 from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.plan import ByModule, planned
@@ -27,42 +27,21 @@ Values = dict[int, Array]
 MOST_PLANS = 512
 
 
-class Result(NamedTuple):
-    """An array to allocate for a node, and how it becomes the node's array."""
-
-    node: int
-    dtype: np.dtype[Any]
-    allocated: tuple[int, ...]
-    order: tuple[int, ...] | None  # None if the axes are in order
-    shape: tuple[int, ...]
-
-    def restored(self, array: Array) -> Array:
-        """Return the view of the allocated array that has the node's axes."""
-        return array if self.order is None else array.transpose(self.order).reshape(self.shape)
-
-
-class Call(NamedTuple):
-    """Launches that are ready to go."""
-
-    kernels: Kernels
-    operands: tuple[int, ...]  # nodes
-    results: tuple[Result, ...]
-    workspace: int | None
-
-
 class Calls(NamedTuple):
     """All that is called for an expression."""
 
     inputs: tuple[tuple[int, int], ...]  # nodes and their blocks
     copied: frozenset[int]  # blocks that are not aligned to their elements
-    steps: tuple[Call | ByModule, ...]
+    steps: tuple[Kernels | ByModule, ...]
 
     @property
     def most(self) -> int:
         """The most blocks of one kind to call it for at once."""
         if self.copied or any(isinstance(step, ByModule) for step in self.steps):
             return 1  # these have temporary blocks
-        return min((step.kernels.most for step in self.steps if isinstance(step, Call)), default=1)
+        return min(
+            (step.launch.most for step in self.steps if isinstance(step, Kernels)), default=1
+        )
 
 
 Key = tuple[tuple[Any, tuple[int, ...], tuple[int, ...], int], ...]
@@ -112,7 +91,7 @@ def _evaluated(
         for blocks in several
     ]
     for step in calls.steps:
-        if isinstance(step, Call):
+        if isinstance(step, Kernels):
             _launch(step, all_values, stream)
         else:
             for values in all_values:
@@ -140,46 +119,36 @@ def _calls(expression: Expression, key: Key, device: int) -> Calls:
         size = dtype.itemsize
         if any(stride % size for stride in strides) or aligned % min(size, 16):
             copied.add(at)
-            strides, aligned = cupy.empty(shape, np.int8).strides, 0
-            steps = strides
+            strides, aligned = contiguous(shape), 0
         else:
-            steps = tuple(stride // size for stride in strides)
-        described.append(Described(dtype, shape, steps, aligned))
-    plan = planned(expression, described)
+            strides = tuple(stride // size for stride in strides)
+        described.append(Described(dtype, shape, strides, aligned))
+    steps = planned(expression, described)
     return Calls(
         tuple((at, node.at) for at, node in enumerate(expression.nodes) if isinstance(node, Input)),
         frozenset(copied),
-        tuple(_ready(step) if isinstance(step, Launch) else step for step in plan.steps),
+        tuple(Kernels(step) if isinstance(step, Launch) else step for step in steps),
     )
 
 
-def _ready(launch: Launch) -> Call:
-    results = []
-    for out in launch.outputs:
-        order = None if out.order == tuple(range(len(out.order))) else out.order
-        allocated = out.shape if order is None else out.lying
-        results.append(Result(out.node, out.dtype, allocated, order, out.shape))
-    operands = tuple(operand.node for operand in launch.operands)
-    return Call(Kernels(launch), operands, tuple(results), launch.workspace)
-
-
-def _launch(call: Call, all_values: Sequence[Values], stream: int) -> None:
-    """Allocate the results of a call, and launch it."""
+def _launch(kernels: Kernels, all_values: Sequence[Values], stream: int) -> None:
+    """Allocate the results of a launch, and launch it."""
+    launch = kernels.launch
     written = [
-        [cupy.ndarray(result.allocated, result.dtype) for _ in all_values]
-        for result in call.results
+        [cupy.ndarray(output.allocated, output.dtype) for _ in all_values]
+        for output in launch.outputs
     ]
-    arrays = [[values[node].data.ptr for values in all_values] for node in call.operands]
+    arrays = [[values[node].data.ptr for values in all_values] for node in launch.operands]
     arrays += [[array.data.ptr for array in each] for each in written]
-    if call.workspace is not None:
-        length = call.workspace
+    if launch.workspace is not None:
+        length = launch.workspace
         memory = cupy.ndarray(length * len(all_values), np.int8) if length else None
         start = memory.data.ptr if memory is not None else 0
         arrays.append([start + at * length for at in range(len(all_values))])
-    call.kernels.call(arrays, stream)
-    for result, several in zip(call.results, written, strict=True):
+    kernels.call(arrays, stream)
+    for output, several in zip(launch.outputs, written, strict=True):
         for values, array in zip(all_values, several, strict=True):
-            values[result.node] = result.restored(array)
+            values[output.node] = output.restored(array)
 
 
 def _by_module(expression: Expression, step: ByModule, values: Values) -> Array:

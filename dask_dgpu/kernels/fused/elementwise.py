@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from dask_dgpu.kernels.fused.device_functions import stored_type
-from dask_dgpu.kernels.fused.kernel import (
-    THREADS,
-    Array,
-    Entry,
-    Launch,
-    constants,
-    output,
-)
-from dask_dgpu.kernels.fused.layout import (
-    index_type,
-    lanes_of,
-    loads,
-    order_of,
-    scalars,
-    strides_along,
-    walk_of,
-)
+from dask_dgpu.kernels.fused.launch import THREADS, Launch, Output
+from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE, QUICK
-from dask_dgpu.kernels.fused.source import Code, Context, signature_of
-from dask_dgpu.kernels.fused.typed import Typed
-from graph_opt.model.expression import Node
+from dask_dgpu.kernels.fused.source import Code, Known
 
 ALONE = 4
 """Elements that a thread computes if it cannot read several neighbours at once."""
@@ -68,56 +51,30 @@ fused(%(signature)s) {
 """
 
 
-def elementwise(
-    results: Sequence[int],
-    nodes: Sequence[Node],
-    found: Sequence[Typed],
-    arrays: Mapping[int, Array],
-) -> Launch:
+def elementwise(results: Sequence[int], known: Known) -> Launch:
     """Return the launch that computes nodes of one shape, none of them empty."""
-    shape = found[results[0]].shape
-    context = Context(nodes, found, arrays.keys(), {}, {})
-    code = Code(context)
-    everywhere = tuple(axis if length != 1 else None for axis, length in enumerate(shape))
-    values = [code.value(at, everywhere) for at in results]
-    operands = tuple(context.operands)
-    described = [arrays[operand.node] for operand in operands]
-    strides = [
-        strides_along(operand.axes, array.strides, array.shape, len(shape))
-        for operand, array in zip(operands, described, strict=True)
-    ]
-    order = order_of(range(len(shape)), strides)
-    walk = walk_of("d", order, shape, strides)
-    sizes = [array.dtype.itemsize for array in described]
-    written = [found[at].dtype for at in results]
-    aligned = [array.aligned for array in described]
-    lanes = lanes_of(
-        walk, None, sizes, aligned, whole=False, results=[dtype.itemsize for dtype in written]
-    )
+    shape = known.found[results[0]].shape
+    domain = Domain(known, shape)
+    code = Code(domain)
+    values = [code.value(at, domain.everywhere) for at in results]
+    domain.walk()
+    dtypes = [known.found[at].dtype for at in results]
+    kinds, walk = [stored_type(dtype) for dtype in dtypes], domain.kept
+    sizes = [dtype.itemsize for dtype in dtypes]
+    lanes = domain.lanes(walk, domain.reduced, whole=False, results=sizes)
     items = ALONE if lanes == 1 else 1
-    index, kinds = index_type(walk), [stored_type(dtype) for dtype in written]
-    signature = signature_of(context, kinds, f"{walk.declared()}const Index size")
+    grid = -(-walk.size // (THREADS * lanes * items)), 1
+    entry = domain.entry("fused", written(kinds), ["const Index size"], [walk.size], grid)
     source = SOURCE % {
-        "index": index,
+        "index": domain.index,
         "threads": THREADS,
         "lanes": lanes,
         "items": items,
-        "signature": signature,
+        "signature": entry.signature,
         "split": walk.split("first"),
         "loads": "\n        ".join(
-            f"Vector<{stored_type(array.dtype)}, L> {name}; "
-            + loads(
-                name,
-                stored_type(array.dtype),
-                walk.offset(at),
-                walk.inner[at],
-                walk.step(at),
-                lanes="L",
-                pointer=f"p_{name}",
-            )
-            for at, (name, array) in enumerate(
-                zip(context.operands.values(), described, strict=True)
-            )
+            f"Vector<{kind}, L> {name}; {domain.loads(at, name, walk, walk, 'p')}"
+            for at, (name, kind) in enumerate(zip(domain.names, domain.kinds, strict=True))
         ),
         "results": " ".join(f"Vector<{kind}, L> r{at};" for at, kind in enumerate(kinds)),
         "code": "\n                ".join(
@@ -133,15 +90,8 @@ def elementwise(
             f"*(Vector<{kind}, L>*) (out{at} + first) = r{at};" for at, kind in enumerate(kinds)
         ),
     }
-    return Launch(
-        PRELUDE + QUICK + source,
-        Entry("fused", signature, str(THREADS)),
-        (-(-walk.size // (THREADS * lanes * items)),),
-        operands,
-        constants(context),
-        tuple(
-            output(at, dtype, shape, shape, order)
-            for at, dtype in zip(results, written, strict=True)
-        ),
-        tuple(scalars(index, [*walk.arguments(), walk.size])),
-    )
+    outputs = [
+        Output.of(at, dtype, shape, shape, domain.order)
+        for at, dtype in zip(results, dtypes, strict=True)
+    ]
+    return Launch(PRELUDE + QUICK + source, (entry,), domain.read(), tuple(outputs))

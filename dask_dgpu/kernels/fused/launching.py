@@ -1,25 +1,58 @@
-"""Launches of generated kernels through the driver, with arguments that are packed at once."""
+"""Compilation of generated kernels by NVRTC, and their launches through the driver.
+
+CuPy compiles with ``-ftz=true``, which flushes subnormal numbers to zero, and adds the option after
+all others. So the compiler is called here. A product and a sum are not contracted to one rounding
+(``-fmad=false``): results are NumPy's, and kernels that read memory are as fast. The host's workers
+share the code on disk.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import cupy
-from cupy.cuda import driver
+from cupy.cuda import compiler, driver
 
-from dask_dgpu.kernels.fused.compile import kernel
-from dask_dgpu.kernels.fused.kernel import THREADS, Launch
-from dask_dgpu.kernels.fused.packing import Packing, many_source, most_blocks, one_source
+from dask_dgpu.kernels.fused.launch import Entry, Launch, Packing
+
+OPTIONS = ("-std=c++17", "-fmad=false", "-w")
+MOST_KERNELS = 1024
 
 END, BUFFER, SIZE = 0, 1, 2
 """``CU_LAUNCH_PARAM_END`` and so on: arguments in a buffer, and the bytes of these."""
 
 ARGUMENT_BYTES = 4096
+
+
+@lru_cache(maxsize=MOST_KERNELS)
+def compiled(source: str, name: str) -> Any:
+    """Return a kernel of some source for the current device."""
+    file = _file(source, cupy.cuda.Device().compute_capability)
+    return cupy.RawModule(path=str(file)).get_function(name)
+
+
+def _file(source: str, arch: str) -> Path:
+    """Return the file of the code; compile it unless some process of this host has."""
+    version = cupy.cuda.nvrtc.getVersion()
+    digest = hashlib.sha256(repr((source, arch, version, OPTIONS)).encode()).hexdigest()
+    folder = Path(os.environ.get("CUPY_CACHE_DIR", Path.home() / ".cupy" / "kernel_cache"))
+    path = folder / f"dgpu_{digest}.cubin"
+    if not path.exists():
+        code, _ = compiler.compile_using_nvrtc(source, OPTIONS, arch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(code)
+        Path(file.name).replace(path)
+    return path
 
 
 class Arguments(threading.local):
@@ -42,8 +75,7 @@ class Kernel:
     """A kernel of the current device, for blocks of one kind; ``first`` of the arrays it gets."""
 
     function: Any  # keeps the module loaded
-    grid: tuple[int, int]
-    threads: int
+    entry: Entry
     packing: Packing
     first: int
 
@@ -54,11 +86,11 @@ class Kernel:
 
     def launch(self, addresses: Sequence[int], blocks: int, stream: int) -> None:
         """Launch the kernel for some blocks; the addresses are of one array after the other."""
-        into, packing = ARGUMENTS, self.packing
+        into, packing, entry = ARGUMENTS, self.packing, self.entry
         packing.write(into.buffer, addresses[self.first :] if self.first else addresses)
         into.size.value = packing.packer.size
         driver.launchKernel(
-            *(self.address, *self.grid, blocks, self.threads, 1, 1, 0, stream, 0, into.extra)
+            *(self.address, *entry.grid, blocks, entry.threads, 1, 1, 0, stream, 0, into.extra)
         )
 
 
@@ -68,20 +100,15 @@ class Kernels:
 
     launch: Launch
 
-    @property
-    def most(self) -> int:
-        """The most blocks of one call."""
-        return most_blocks(self.launch.arrays)
-
     @cached_property
     def one(self) -> tuple[Kernel, ...]:
         """The kernels for one block."""
-        return self._kernels(one_source(self.launch), "", 1)
+        return self._kernels(self.launch.one, "", 1)
 
     @cached_property
     def many(self) -> tuple[Kernel, ...]:
-        """The kernels for up to ``most`` blocks."""
-        return self._kernels(many_source(self.launch), "_many", self.most)
+        """The kernels for up to ``launch.most`` blocks."""
+        return self._kernels(self.launch.many, "_many", self.launch.most)
 
     def call(self, arrays: Sequence[Sequence[int]], stream: int) -> None:
         """Launch the kernels, given the addresses of each array of each block."""
@@ -89,24 +116,18 @@ class Kernels:
         if blocks == 1:
             kernels, addresses = self.one, [address for (address,) in arrays]
         else:
-            kernels, unused = self.many, [0] * (self.most - blocks)
+            kernels, unused = self.many, [0] * (self.launch.most - blocks)
             addresses = [address for each in arrays for address in (*each, *unused)]
         for each in kernels:
             each.launch(addresses, blocks, stream)
 
     def _kernels(self, source: str, suffix: str, most: int) -> tuple[Kernel, ...]:
-        launch, fold = self.launch, self.launch.fold
-        read = len(launch.operands)
-        found = [(launch.entry, launch.grid, launch.threads, launch.numbers, 0)]
-        if fold is not None:
-            found.append((fold.entry, fold.grid, THREADS, fold.scalars, read))
         return tuple(
             Kernel(
-                kernel(source, entry.name + suffix).kernel,
-                (grid[0], grid[1] if len(grid) > 1 else 1),
-                threads,
-                Packing.of((launch.arrays - first) * most, numbers),
-                first * most,
+                compiled(source, entry.name + suffix).kernel,
+                entry,
+                Packing.of(len(entry.arrays) * most, entry.values),
+                entry.first * most,
             )
-            for entry, grid, threads, numbers, first in found
+            for entry in self.launch.entries
         )

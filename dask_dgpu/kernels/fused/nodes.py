@@ -1,15 +1,16 @@
-"""Nodes of expressions with an array module's own functions: NumPy's or CuPy's."""
+"""Nodes of expressions: in which order, and with an array module's own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 
 Array = Any
+Key = TypeVar("Key")
 
 
 def evaluate_nodes(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
@@ -61,3 +62,27 @@ def reduced(node: Reduce, array: Array, module: Any = np) -> Array:
         axes = axes[0] if len(axes) == 1 else None
     reduction = getattr(module, node.function)
     return reduction(array, axis=axes, keepdims=node.keepdims, **dict(node.options))
+
+
+def after_arguments(
+    root: Key, arguments: Callable[[Key], Sequence[Key]], known: Container[Key]
+) -> Iterator[tuple[Key, Sequence[Key]]]:
+    """Yield what ``root`` depends on and is not known, with its arguments, and ``root`` last.
+
+    The caller adds each to ``known`` before it asks for the next. There is no recursion, because a
+    chain of a few hundred steps would reach Python's limit.
+    """
+    if root in known:
+        return
+    found = arguments(root)
+    waiting = [(root, found, iter(found))]
+    while waiting:
+        key, found, left = waiting[-1]
+        for each in left:
+            if each not in known:
+                below = arguments(each)
+                waiting.append((each, below, iter(below)))
+                break
+        else:
+            waiting.pop()
+            yield key, found

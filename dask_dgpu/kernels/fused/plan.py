@@ -8,15 +8,14 @@ without generated code, and the arguments of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any, NamedTuple
 
 from dask_dgpu.kernels.fused.device_functions import TYPES
 from dask_dgpu.kernels.fused.elementwise import elementwise
-from dask_dgpu.kernels.fused.kernel import Array, Launch
+from dask_dgpu.kernels.fused.launch import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.onchip import on_chip
 from dask_dgpu.kernels.fused.reduce import reduction
-from dask_dgpu.kernels.fused.source import generated
+from dask_dgpu.kernels.fused.source import Known, generated
 from dask_dgpu.kernels.fused.states import state_of
 from dask_dgpu.kernels.fused.typed import Typed, typed
 from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
@@ -31,15 +30,8 @@ class ByModule(NamedTuple):
     array: Array
 
 
-class Plan(NamedTuple):
-    """Launches and calls in order; each result is the array of a node."""
-
-    steps: tuple[Launch | ByModule, ...]
-    found: tuple[Typed, ...]
-
-
-def planned(expression: Expression, blocks: Sequence[Array]) -> Plan:
-    """Return the plan for blocks; no kernel is for an expression of which some array is empty.
+def planned(expression: Expression, blocks: Sequence[Array]) -> list[Launch | ByModule]:
+    """Return launches and calls in order; no kernel is for an expression with an empty array.
 
     Raises what NumPy raises for these dtypes and shapes.
     """
@@ -50,13 +42,11 @@ def planned(expression: Expression, blocks: Sequence[Array]) -> Plan:
     if not any(0 in found[at].shape for at in cone):
         return _Planner(expression, blocks, found).plan()
     called = [at for at in cone if at in results or not isinstance(nodes[at], Constant)]
-    steps = [_called(at, found[at]) for at in called if not isinstance(nodes[at], Input)]
-    return Plan(tuple(steps), tuple(found))
+    return [_called(at, found[at]) for at in called if not isinstance(nodes[at], Input)]
 
 
 def _called(at: int, found: Typed) -> ByModule:
-    strides = [prod(found.shape[axis + 1 :]) for axis in range(len(found.shape))]
-    return ByModule(at, Array(found.dtype, found.shape, tuple(strides), aligned=1))
+    return ByModule(at, Array(found.dtype, found.shape, contiguous(found.shape), aligned=1))
 
 
 class _Planner:
@@ -69,22 +59,21 @@ class _Planner:
         self.arrays = {
             at: blocks[node.at] for at, node in enumerate(self.nodes) if isinstance(node, Input)
         }
+        self.known = Known(self.nodes, found, self.arrays)
         self.stored = set(self.arrays)  # nodes that will be arrays in memory
         self.reductions: dict[tuple[Any, ...], list[int]] = {}
         self.written: dict[tuple[Any, ...], list[int]] = {}  # elementwise
         self.by_module: dict[int, list[int]] = {}
         self.ready: dict[int, int] = {}  # the passes before a node has its value
 
-    def plan(self) -> Plan:
+    def plan(self) -> list[Launch | ByModule]:
+        """Return the steps."""
         for at in self.cone:
             self.ready[at] = self._scheduled(at, self.nodes[at])
         for at in dict.fromkeys(self.results):
             if at not in self.stored and not self.is_view(at):
                 self._write(at)
-        steps = self._one_kernel()
-        if steps is None:
-            steps = self._passes()
-        return Plan(tuple(steps), tuple(self.found))
+        return self._one_kernel() or self._passes()
 
     def is_view(self, at: int) -> bool:
         """Whether a node is an array in memory, or a view of one."""
@@ -124,17 +113,17 @@ class _Planner:
         if at not in several:
             several.append(at)
 
-    def _one_kernel(self) -> list[Launch | ByModule] | None:
+    def _one_kernel(self) -> list[Launch | ByModule]:
         """Return the launch of rows on chip, if there are several passes over the blocks."""
         if self.by_module or not (self.written or self._moments()) or not self.reductions:
-            return None
+            return []
         results = [at for at in dict.fromkeys(self.results) if not self._is_block(at)]
         passes: dict[int, list[int]] = {}
         for (before, *_), several in self.reductions.items():
             passes.setdefault(before, []).extend(several)
         in_order = [passes[before] for before in sorted(passes)]
-        launch = on_chip(results, in_order, self.nodes, self.found, self.arrays)
-        return None if launch is None else [launch]
+        launch = on_chip(results, in_order, self.known)
+        return [launch] if launch else []
 
     def _moments(self) -> bool:
         """Whether some reduction merges moments, which takes long unless counts are known."""
@@ -150,12 +139,12 @@ class _Planner:
         times = {time for time, *_ in (*self.reductions, *self.written)} | set(self.by_module)
         for time in sorted(times):
             made = [
-                elementwise(several, self.nodes, self.found, self.arrays)
+                elementwise(several, self.known)
                 for (when, _), several in self.written.items()
                 if when == time
             ]
             made += [
-                reduction(several, self.nodes, self.found, self.arrays)
+                reduction(several, self.known)
                 for (when, *_), several in self.reductions.items()
                 if when == time
             ]
@@ -164,6 +153,6 @@ class _Planner:
                 for output in launch.outputs:
                     if output.node in self.stored:
                         self.arrays[output.node] = output.array
-            self.arrays |= {call.node: call.array for call in calls}
+            self.arrays.update({call.node: call.array for call in calls})
             steps += [*made, *calls]
         return steps

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from dask_dgpu.kernels.fused.order import after_arguments
+from dask_dgpu.kernels.fused.nodes import after_arguments
 from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
 
 Shape = tuple[int, ...]

@@ -6,7 +6,7 @@ domain that axis ``i`` of the node runs along, or None for an axis of length 1.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +16,10 @@ from dask_dgpu.kernels.fused.device_functions import (
     call,
     converted,
     literal,
-    stored_type,
     value_type,
 )
-from dask_dgpu.kernels.fused.order import after_arguments
+from dask_dgpu.kernels.fused.launch import Array
+from dask_dgpu.kernels.fused.nodes import after_arguments
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, View
 
@@ -32,6 +32,14 @@ So a step size that changes in each iteration does not compile a kernel each tim
 """
 
 
+class Known(NamedTuple):
+    """The nodes of an expression for some blocks, and those that are arrays in memory."""
+
+    nodes: Sequence[Node]
+    found: Sequence[Typed]
+    arrays: Mapping[int, Array]
+
+
 class Operand(NamedTuple):
     """An array that a kernel reads: a block, or the array of a node, and how it lies."""
 
@@ -39,14 +47,24 @@ class Operand(NamedTuple):
     axes: Axes
 
 
-class Context(NamedTuple):
-    """What all code of one kernel shares."""
+class Context:
+    """What all code of one kernel shares.
 
-    nodes: Sequence[Node]
-    found: Sequence[Typed]
-    arrays: Collection[int]  # nodes that are arrays in memory when the kernel starts
-    operands: dict[Operand, str]  # their names in the kernel
-    constants: dict[str, tuple[Any, str]]  # parameters: value and C++ type, by name
+    Attributes
+    ----------
+    operands : dict of Operand to str
+        Their names in the kernel.
+    constants : dict of tuple to tuple
+        Parameters: name and NumPy scalar, by its dtype and bytes.
+    given : dict of int to tuple
+        Variables of the kernel for nodes that it has reduced, and how they lie.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self.nodes, self.found, self.arrays = known
+        self.operands: dict[Operand, str] = {}
+        self.constants: dict[tuple[Any, bytes], tuple[str, Any]] = {}
+        self.given: dict[int, tuple[str, Axes]] = {}
 
     def operand(self, node: int, axes: Axes) -> str:
         """Return the name of an array to read."""
@@ -62,12 +80,8 @@ class Context(NamedTuple):
             number = np.asarray(value).astype(dtype)[()]
         if dtype.name == "float16":
             number = np.float32(number)
-        key = f"{number.tobytes().hex()}_{dtype.name}"
-        for name, (known, _) in self.constants.items():
-            if known.tobytes().hex() + "_" + dtype.name == key and known.dtype == number.dtype:
-                return name
-        name = f"c{len(self.constants)}"
-        self.constants[name] = number, value_type(dtype)
+        key = number.dtype, number.tobytes()
+        name, _ = self.constants.setdefault(key, (f"c{len(self.constants)}", number))
         return name
 
 
@@ -76,14 +90,10 @@ class Misplaced(ValueError):
 
 
 class Code:
-    """Lines of C++ in one scope, with the variables that are known in it.
+    """Lines of C++ in one scope, with the variables that are known in it."""
 
-    ``given`` are variables of enclosing scopes, and how they lie: reductions within the kernel.
-    """
-
-    def __init__(self, context: Context, given: dict[int, tuple[str, Axes]] | None = None) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.given = given or {}
         self.lines: list[str] = []
         self.used: set[str] = set()
         self._known: dict[tuple[int, Axes], str] = {}
@@ -98,7 +108,7 @@ class Code:
         """Return the arguments of a node that are no constants, and how they lie."""
         at, axes = key
         node, found = self.context.nodes[at], self.context.found
-        if at in self.given or at in self.context.arrays:
+        if at in self.context.given or at in self.context.arrays:
             return []
         match node:
             case Cast(argument, _):
@@ -117,8 +127,8 @@ class Code:
 
     def _written(self, at: int, axes: Axes, values: Sequence[str]) -> str:
         node, typed = self.context.nodes[at], self.context.found[at]
-        if at in self.given:
-            name, lies = self.given[at]
+        if at in self.context.given:
+            name, lies = self.context.given[at]
             if axes != lies:
                 raise Misplaced
             return name
@@ -193,22 +203,3 @@ def generated(at: int, nodes: Sequence[Node], found: Sequence[Typed]) -> bool:
         return True
     names = [None if nodes[at] == Constant(None) else "x" for at in node.arguments]
     return _call(node, typed, names, nodes) is not None
-
-
-def signature_of(
-    context: Context, outputs: Sequence[str], numbers: str, workspace: str | None = None
-) -> str:
-    """Return the parameters of a kernel: operands, outputs, a workspace; constants, numbers."""
-    arrays = [
-        f"const {stored_type(context.found[operand.node].dtype)}* __restrict__ p_{name}"
-        for operand, name in context.operands.items()
-    ]
-    arrays += written(outputs, workspace)
-    constants = [f"const {kind} {name}" for name, (_, kind) in context.constants.items()]
-    return ", ".join((*arrays, *constants, numbers))
-
-
-def written(outputs: Sequence[str], workspace: str | None) -> list[str]:
-    """Return the parameters that a kernel writes to."""
-    found = [f"{kind}* __restrict__ out{at}" for at, kind in enumerate(outputs)]
-    return found if workspace is None else [*found, f"{workspace}* __restrict__ partials"]

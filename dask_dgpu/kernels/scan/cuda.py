@@ -17,8 +17,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.fused.compile import kernel
 from dask_dgpu.kernels.fused.device_functions import TYPES
+from dask_dgpu.kernels.fused.launching import compiled
 
 Array = Any
 
@@ -125,4 +125,4 @@ def _launch(
     names = {"In": TYPES[given.name], "Out": TYPES[made.name]}
     head = "".join(f"typedef {value} {key};\n" for key, value in names.items())
     source = f"#define OP {operator}\n#define THREADS {THREADS}\n{head}{SOURCE}"
-    kernel(source, name)((-(-threads // THREADS),), (THREADS,), args)
+    compiled(source, name)((-(-threads // THREADS),), (THREADS,), args)

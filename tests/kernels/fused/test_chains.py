@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
-from dask_dgpu.kernels.fused.kernel import Array, Launch
+from dask_dgpu.kernels.fused.launch import Array, Launch
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.fused.planning import Placing
 from graph_opt.model.expression import Expression
@@ -55,7 +55,7 @@ def blocks(dtype: str = "f4") -> tuple[Any, Any]:
 def sources(function: Any, steps: int) -> list[str]:
     block = Array(np.dtype("f4"), SHAPE, (SHAPE[1], 1), 0)
     plan = planned(expression(function, steps), [block, block])
-    return [step.source for step in plan.steps if isinstance(step, Launch)]
+    return [step.source for step in plan if isinstance(step, Launch)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.fused.kernel import Launch
-from dask_dgpu.kernels.fused.packing import (
-    MOST_BLOCKS,
-    Packing,
-    many_source,
-    most_blocks,
-    one_source,
-)
+from dask_dgpu.kernels.fused.launch import MOST_BLOCKS, Launch, Packing
 from tests.kernels.fused.test_plan import first, gelu, softmax
 from tests.kernels.fused.tracing import Function
 from tests.support.profiles import examples
@@ -63,7 +56,7 @@ def test_complex_numbers_lie_at_multiples_of_their_size() -> None:
 
 @pytest.mark.parametrize("arrays", [1, 2, 14, 15, 30, 200, 448])
 def test_the_table_fits(arrays: int) -> None:
-    most = most_blocks(arrays)
+    most = Launch("", (), tuple(range(arrays)), ()).most
     assert 1 <= most <= MOST_BLOCKS
     assert most * arrays * 8 <= 3584 < 4096
     assert most == MOST_BLOCKS or (most + 1) * arrays * 8 > 3584
@@ -83,27 +76,18 @@ def test_kernels_for_many_blocks_call_those_for_one(
     function: Function, block: Any, names: list[str]
 ) -> None:
     launch = first(function, block)
-    one, many = one_source(launch), many_source(launch)
-    assert one.count("__global__") == 1  # the definition of KERNEL
-    assert many.count("__global__") == len(names)
-    for name in names:
-        assert f"{name}_many(const __grid_constant__ Table<{_written(launch, name)}>" in many
-        assert f"KERNEL({_bounds(launch, name)})\n{name}(" in one
-
-
-def _bounds(launch: Launch, name: str) -> str:
-    return (
-        launch.entry.bounds if name != "fold" or launch.fold is None else launch.fold.entry.bounds
-    )
-
-
-def _written(launch: Launch, name: str) -> int:
-    return launch.arrays - (len(launch.operands) if name == "fold" else 0)
+    assert launch.one.count("__global__") == 1  # the definition of KERNEL
+    assert launch.many.count("__global__") == len(names)
+    assert [entry.name for entry in launch.entries] == names
+    for entry in launch.entries:
+        arrays = launch.arrays - (len(launch.operands) if entry.name == "fold" else 0)
+        assert f"{entry.name}_many(const __grid_constant__ Table<{arrays}>" in launch.many
+        assert f"KERNEL({entry.bounds})\n{entry.name}(" in launch.one
 
 
 def test_short_reductions_are_one_launch() -> None:
     for axes in ((0,), (1,), (0, 1)):
         launch = first(lambda xp, x: x.mean(axes), np.zeros((128, 128), "f4"))  # noqa: B023
-        assert launch.fold is None
+        assert len(launch.entries) == 1
         long = first(lambda xp, x: x.mean(axes), np.zeros((1 << 16, 1 << 3), "f4"))  # noqa: B023
-        assert (long.fold is None) == (axes == (1,))
+        assert len(long.entries) == 1 + (axes != (1,))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 
 from dask_dgpu.kernels.fused.device_functions import TYPES, literal
-from dask_dgpu.kernels.fused.kernel import Array, Launch
-from dask_dgpu.kernels.fused.plan import ByModule, Plan, planned
+from dask_dgpu.kernels.fused.launch import Array, Launch
+from dask_dgpu.kernels.fused.plan import ByModule, planned
 from dask_dgpu.kernels.fused.typed import typed
 from graph_opt.model.expression import Constant, Expression
 from tests.kernels.fused.drawing import Drawn, drawn
@@ -25,14 +25,14 @@ def described(block: Any) -> Array:
     return Array(block.dtype, block.shape, strides, 0)
 
 
-def plan_of(function: Function, *blocks: Any) -> Plan:
+def plan_of(function: Function, *blocks: Any) -> list[Launch | ByModule]:
     return planned(traced(function, len(blocks)), [described(block) for block in blocks])
 
 
 def launches(function: Function, *blocks: Any) -> list[str]:
     return [
-        step.name if isinstance(step, Launch) else "module"
-        for step in plan_of(function, *blocks).steps
+        step.entries[0].name if isinstance(step, Launch) else "module"
+        for step in plan_of(function, *blocks)
     ]
 
 
@@ -71,10 +71,10 @@ def test_any_expression_has_a_plan(pair: tuple[Drawn, Expression]) -> None:
     blocks = [np.asarray(block) for block in found.blocks]
     plan = planned(expression, [described(block) for block in blocks])
     if any(0 in np.shape(found.values[at]) for at in expression.cone(*expression.results)):
-        assert all(isinstance(step, ByModule) for step in plan.steps)
-    for step in plan.steps:
+        assert all(isinstance(step, ByModule) for step in plan)
+    for step in plan:
         if isinstance(step, Launch):
-            assert step.name in step.source
+            assert all(entry.name in step.source for entry in step.entries)
             for output in step.outputs:
                 assert output.array.shape == np.shape(found.values[output.node])
 
@@ -96,12 +96,12 @@ def test_launches() -> None:
 def test_functions_without_code_are_the_modules() -> None:
     assert launches(lambda xp, x: xp.spacing(x * 2) + 1, ROWS) == ["fused", "module", "fused"]
     assert launches(lambda xp, x: xp.exp(x), ROWS.astype("c8")) == ["module"]
-    steps = plan_of(lambda xp, x: xp.spacing(x), ROWS).steps
-    assert isinstance(steps[0], ByModule)
+    (step,) = plan_of(lambda xp, x: xp.spacing(x), ROWS)
+    assert isinstance(step, ByModule)
 
 
 def first(function: Function, *blocks: Any) -> Launch:
-    step = plan_of(function, *blocks).steps[0]
+    step = plan_of(function, *blocks)[0]
     assert isinstance(step, Launch)
     return step
 
@@ -115,7 +115,7 @@ def test_one_source_for_all_lengths() -> None:
 def test_constants_are_parameters() -> None:
     found = [first(lambda xp, x: x * step + 1, ROWS) for step in (0.1, 0.2)]  # noqa: B023
     assert found[0].source == found[1].source
-    assert [launch.constants for launch in found] == [(np.float32(0.1),), (np.float32(0.2),)]
+    assert [launch.entries[0].values[0] for launch in found] == [np.float32(0.1), np.float32(0.2)]
 
 
 def test_vectors() -> None:
