@@ -34,85 +34,35 @@ TYPES = {
 WIDE = ("float32", "float64")
 """Dtypes of functions that NumPy composes of others, rounding float16 after each."""
 
-ANY, REAL, NUMBER, INTEGER, FLOAT = "biufc", "biuf", "iufc", "biu", "f"
+OWN = {
+    "biufc": "add multiply positive absolute conjugate equal not_equal isnan isinf isfinite "
+    "logical_and logical_or logical_xor logical_not",
+    "iufc": "subtract negative square",
+    "biuf": "floor ceil trunc maximum minimum fmax fmin less less_equal greater greater_equal",
+    "iuf": "floor_divide remainder fmod power sign",
+    "fc": "divide",
+    "biu": "invert",
+    "iu": "left_shift right_shift",
+    "f": "reciprocal sqrt logaddexp logaddexp2 heaviside degrees radians signbit",
+}
+"""Functions of the prelude, ``np_`` and NumPy's name, by the kinds of their arguments."""
+
+CUDAS = (
+    "fabs rint cbrt exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh hypot copysign"
+)
+"""Functions of floats that CUDA has under the same name."""
+
+INVERSE = "sin cos tan sinh cosh tanh tan2"
+"""Functions of floats with ``arc`` before their names, in CUDA with ``a``."""
 
 FUNCTIONS: dict[str, tuple[str, str]] = {
-    "add": ("np_add", ANY),
-    "subtract": ("np_subtract", NUMBER),
-    "multiply": ("np_multiply", ANY),
-    "divide": ("np_divide", "fc"),
-    "floor_divide": ("np_floor_divide", "iuf"),
-    "remainder": ("np_remainder", "iuf"),
-    "fmod": ("np_fmod", "iuf"),
-    "power": ("np_power", "iuf"),
-    "float_power": ("np_power", FLOAT),
-    "negative": ("np_negative", NUMBER),
-    "positive": ("np_positive", ANY),
-    "absolute": ("np_absolute", ANY),
-    "fabs": ("fabs", FLOAT),
-    "sign": ("np_sign", "iuf"),
-    "square": ("np_square", NUMBER),
-    "reciprocal": ("np_reciprocal", FLOAT),
-    "conjugate": ("np_conjugate", ANY),
-    "rint": ("rint", FLOAT),
-    "floor": ("np_floor", REAL),
-    "ceil": ("np_ceil", REAL),
-    "trunc": ("np_trunc", REAL),
-    "sqrt": ("np_sqrt", FLOAT),
-    "cbrt": ("cbrt", FLOAT),
-    "exp": ("exp", FLOAT),
-    "exp2": ("exp2", FLOAT),
-    "expm1": ("expm1", FLOAT),
-    "log": ("log", FLOAT),
-    "log2": ("log2", FLOAT),
-    "log10": ("log10", FLOAT),
-    "log1p": ("log1p", FLOAT),
-    "sin": ("sin", FLOAT),
-    "cos": ("cos", FLOAT),
-    "tan": ("tan", FLOAT),
-    "arcsin": ("asin", FLOAT),
-    "arccos": ("acos", FLOAT),
-    "arctan": ("atan", FLOAT),
-    "sinh": ("sinh", FLOAT),
-    "cosh": ("cosh", FLOAT),
-    "tanh": ("tanh", FLOAT),
-    "arcsinh": ("asinh", FLOAT),
-    "arccosh": ("acosh", FLOAT),
-    "arctanh": ("atanh", FLOAT),
-    "arctan2": ("atan2", FLOAT),
-    "hypot": ("hypot", FLOAT),
-    "copysign": ("copysign", FLOAT),
-    "logaddexp": ("np_logaddexp", FLOAT),
-    "logaddexp2": ("np_logaddexp2", FLOAT),
-    "heaviside": ("np_heaviside", FLOAT),
-    "degrees": ("np_degrees", FLOAT),
-    "rad2deg": ("np_degrees", FLOAT),
-    "radians": ("np_radians", FLOAT),
-    "deg2rad": ("np_radians", FLOAT),
-    "maximum": ("np_maximum", REAL),
-    "minimum": ("np_minimum", REAL),
-    "fmax": ("np_fmax", REAL),
-    "fmin": ("np_fmin", REAL),
-    "bitwise_and": ("np_and", INTEGER),
-    "bitwise_or": ("np_or", INTEGER),
-    "bitwise_xor": ("np_xor", INTEGER),
-    "invert": ("np_invert", INTEGER),
-    "left_shift": ("np_left_shift", "iu"),
-    "right_shift": ("np_right_shift", "iu"),
-    "equal": ("np_equal", ANY),
-    "not_equal": ("np_not_equal", ANY),
-    "less": ("np_less", REAL),
-    "less_equal": ("np_less_equal", REAL),
-    "greater": ("np_greater", REAL),
-    "greater_equal": ("np_greater_equal", REAL),
-    "logical_and": ("np_logical_and", ANY),
-    "logical_or": ("np_logical_or", ANY),
-    "logical_xor": ("np_logical_xor", ANY),
-    "logical_not": ("np_logical_not", ANY),
-    "isnan": ("np_isnan", ANY),
-    "isinf": ("np_isinf", ANY),
-    "isfinite": ("np_isfinite", ANY),
-    "signbit": ("np_signbit", FLOAT),
+    **{name: (f"np_{name}", kinds) for kinds, names in OWN.items() for name in names.split()},
+    **{name: (name, "f") for name in CUDAS.split()},
+    **{f"arc{name}": (f"a{name}", "f") for name in INVERSE.split()},
+    **{f"bitwise_{name}": (f"np_{name}", "biu") for name in ("and", "or", "xor")},
+    "float_power": ("np_power", "f"),
+    "rad2deg": ("np_degrees", "f"),
+    "deg2rad": ("np_radians", "f"),
 }
 """Ufuncs by NumPy's own name (``np.abs`` is ``absolute``), with the kinds of their arguments."""
 

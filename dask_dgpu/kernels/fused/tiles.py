@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import node_value, reduced
 from dask_dgpu.kernels.fused.planning import Pass
 from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part, State
@@ -259,9 +258,9 @@ def _is_view(node: Node) -> bool:
 
 def _layout(value: Array, node: Node) -> Any:
     """Return dtype, shape and strides of a value that calls can write into a buffer, else None."""
-    takes_out = isinstance(node, Cast) or (
-        isinstance(node, Apply) and (FUNCTIONS[node.function].ufunc or node.function in WITH_OUT)
-    )
+    takes_out = isinstance(node, Cast)
+    if isinstance(node, Apply):
+        takes_out = node.function in WITH_OUT or isinstance(getattr(np, node.function), np.ufunc)
     if takes_out and isinstance(value, np.ndarray) and value.ndim:
         return value.dtype, value.shape, value.strides
     return None
@@ -272,7 +271,7 @@ def _bound(node: Node, out: bool) -> Callable[..., Any]:
     if isinstance(node, Cast) and out:
         return _cast
     if isinstance(node, Apply):
-        function, options = FUNCTIONS[node.function].call, dict(node.options)
+        function, options = getattr(np, node.function), dict(node.options)
         return (lambda *read, **more: function(*read, **options, **more)) if options else function
     return lambda *read: node_value(node, read)
 

@@ -221,7 +221,7 @@ class Traced(NDArrayOperatorsMixin):
             return self.trace.apply(name, [arguments[0], *bounds], {})
         if name == "round" and len(arguments) == 2:
             return self.trace.apply(name, arguments[:1], {"decimals": arguments[1]})
-        if name in FUNCTIONS and len(arguments) == FUNCTIONS[name].arity:
+        if name in FUNCTIONS and len(arguments) == FUNCTIONS[name]:
             return self.trace.apply(name, arguments, options)
         return self.trace.refuse(f"numpy.{name}")
 

@@ -128,7 +128,7 @@ def drawn(draw: st.DrawFn, *, exact: bool) -> tuple[Drawn, Expression]:
             found.add(draw(reductions(of, ndim)))
         else:
             name = draw(st.sampled_from(names))
-            arguments = tuple(draw(earlier) for _ in range(FUNCTIONS[name].arity))
+            arguments = tuple(draw(earlier) for _ in range(FUNCTIONS[name]))
             options = (("decimals", 1),) if name == "round" else ()
             found.add(Apply(name, arguments, options))
         if exact and np.abs(np.asarray(found.values[-1], "float64")).max(initial=0) > LARGEST:
