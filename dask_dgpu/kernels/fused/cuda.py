@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.fused.launch import Array as Described
-from dask_dgpu.kernels.fused.launch import Launch, contiguous
+from dask_dgpu.kernels.fused.kernel import Array as Described
+from dask_dgpu.kernels.fused.kernel import Launch, contiguous
 from dask_dgpu.kernels.fused.launching import Kernels
 from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.plan import ByModule, planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dask_dgpu.kernels.fused.device_functions import stored_type
-from dask_dgpu.kernels.fused.launch import THREADS, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Launch, Output
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE, QUICK
 from dask_dgpu.kernels.fused.source import Code, Known

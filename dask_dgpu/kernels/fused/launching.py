@@ -22,7 +22,7 @@ from typing import Any
 import cupy
 from cupy.cuda import compiler, driver
 
-from dask_dgpu.kernels.fused.launch import Entry, Launch, Packing
+from dask_dgpu.kernels.fused.kernel import Entry, Launch, Packing
 
 OPTIONS = ("-std=c++17", "-fmad=false", "-w")
 MOST_KERNELS = 1024

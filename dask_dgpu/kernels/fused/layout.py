@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.launch import Array, Entry
+from dask_dgpu.kernels.fused.kernel import Array, Entry
 from dask_dgpu.kernels.fused.source import Axes, Context, Known
 
 VECTOR_BYTES = 16

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.launch import THREADS, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Launch, Output
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.reduce import SIZES, WARP, Reductions

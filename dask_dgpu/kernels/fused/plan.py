@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dask_dgpu.kernels.fused.device_functions import TYPES
 from dask_dgpu.kernels.fused.elementwise import elementwise
-from dask_dgpu.kernels.fused.launch import Array, Launch, contiguous
+from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.onchip import on_chip
 from dask_dgpu.kernels.fused.reduce import reduction
 from dask_dgpu.kernels.fused.source import Known, generated

@@ -83,11 +83,8 @@ class Placing:
 
     def largest(self) -> int:
         """Return the most elements of a step at one position of a tile."""
-        computed = (step for step in self.steps if step.arguments)
-        return max(
-            (self.slab(each.node, each.axis) for each in computed if each.axis is not None),
-            default=1,
-        )
+        computed = ((step.node, step.axis) for step in self.steps if step.arguments)
+        return max((self.slab(at, axis) for at, axis in computed if axis is not None), default=1)
 
     def _at(self, node: int, axis: int | None) -> Place:
         sliced = axis is not None and axis >= 0 and self.shapes[node][axis] != 1
@@ -132,7 +129,7 @@ class Planner:
         strides: Sequence[Shape],
         elements: int,
     ) -> None:
-        self.expression, self.nodes = expression, expression.nodes
+        self.nodes = expression.nodes
         self.shapes, self.strides, self.elements = shapes, strides, elements
         self._levels: dict[int, int] = {}
 
@@ -203,13 +200,10 @@ class Planner:
     def _pass(self, roots: Sequence[int]) -> Pass:
         placing, (order, axis) = self._placing(), self._cut(roots[0])
         placed = {root: placing.place(self._domain(root), axis) for root in roots}
-        domain = self.shapes[self._domain(roots[0])]
-        slab = (
-            placing.largest()
-            if axis is None
-            else max(placing.largest(), placing.slab(self._domain(roots[0]), axis))
-        )
-        whole = 1 if axis is None else domain[axis]
+        domain, slab, whole = self.shapes[self._domain(roots[0])], placing.largest(), 1
+        if axis is not None:
+            slab = max(slab, placing.slab(self._domain(roots[0]), axis))
+            whole = domain[axis]
         length = min(whole, max(1, self.elements // max(1, slab)))
         length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
         return Pass(domain, order, axis, length, tuple(placing.steps), placed)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.launch import THREADS, Entry, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Entry, Launch, Output
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.source import Code, Known

@@ -18,7 +18,7 @@ from dask_dgpu.kernels.fused.device_functions import (
     literal,
     value_type,
 )
-from dask_dgpu.kernels.fused.launch import Array
+from dask_dgpu.kernels.fused.kernel import Array
 from dask_dgpu.kernels.fused.nodes import after_arguments
 from dask_dgpu.kernels.fused.typed import Typed
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, View

@@ -67,11 +67,11 @@ class TilePass:
         """Return the value of each root."""
         bound: dict[int, list[Call]] = {}
         for part in self._tiles():
-            length = part.stop - part.start
+            length, values = part.stop - part.start, self._leaves(part)
             if length in bound:
-                values = self._again(bound[length], part)
+                self._again(values, bound[length], part)
             else:
-                values, bound[length] = self._first(part)
+                bound[length] = self._first(values, part)
             shared: dict[int, dict[Any, Array]] = {}
             for root, sums in self.sums.items():
                 step = self.plan.roots[root]
@@ -106,20 +106,24 @@ class TilePass:
     def _index(self, axis: int | None, part: slice) -> tuple[slice, ...]:
         return () if axis is None else (*[slice(None)] * axis, part)
 
-    def _first(self, part: slice) -> tuple[list[Array], list[Call]]:
-        """Compute a tile by NumPy alone; return its values and the calls for those like it."""
-        values: list[Array] = []
+    def _leaves(self, part: slice) -> list[Array]:
+        """Return the values of a tile of which those are known that need no call."""
+        values: list[Array] = [None] * len(self.plan.steps)
+        for at, value in self.constant.items():
+            values[at] = value
+        for at, leaf in self.sliced.items():
+            values[at] = leaf[self._index(self.plan.steps[at].axis, part)]
+        return values
+
+    def _first(self, values: list[Array], part: slice) -> list[Call]:
+        """Compute a tile by NumPy alone; return the calls for those like it."""
         calls: list[Call] = []
         free: dict[Any, list[Array]] = {}
         buffers: dict[int, tuple[Any, Array]] = {}
         for at, step in enumerate(self.plan.steps):
             node = self.nodes[step.node]
-            if at in self.constant:
-                values.append(self.constant[at])
-            elif at in self.sliced:
-                values.append(self.sliced[at][self._index(step.axis, part)])
-            else:
-                values.append(node_value(node, [values[of] for of in step.arguments]))
+            if at not in self.constant and at not in self.sliced:
+                values[at] = node_value(node, [values[of] for of in step.arguments])
             spec = _layout(values[at], node)
             for of in [of for of in buffers if self.last[of] == at]:  # then it works in place
                 key, buffer = buffers.pop(of)
@@ -138,7 +142,7 @@ class TilePass:
             for of in step.arguments:
                 if self.last[of] <= at:
                     values[of] = None
-        return values, calls
+        return calls
 
     def _store(self, at: int, value: Array, part: slice, spec: Any) -> Any:
         """Keep a tile of a result; return the step if calls may write to the result directly."""
@@ -168,13 +172,8 @@ class TilePass:
                 return block
         return np.empty([domain[axis] for axis in order], dtype).transpose(np.argsort(order))
 
-    def _again(self, calls: list[Call], part: slice) -> list[Array]:
+    def _again(self, values: list[Array], calls: list[Call], part: slice) -> None:
         """Compute a tile of a known length, in the buffers."""
-        values: list[Any] = [None] * len(self.plan.steps)
-        for at, value in self.constant.items():
-            values[at] = value
-        for at, leaf in self.sliced.items():
-            values[at] = leaf[self._index(self.plan.steps[at].axis, part)]
         for at, function, arguments, out in calls:
             read = [values[of] for of in arguments]
             if out is None:
@@ -188,7 +187,6 @@ class TilePass:
                 values[at] = target
         for at in self.targets & self.sliced.keys():
             self.results[at][self._index(self.plan.axis, part)] = values[at]
-        return values
 
 
 class Sums:

@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
-from dask_dgpu.kernels.fused.launch import Array, Launch
+from dask_dgpu.kernels.fused.kernel import Array, Launch
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.fused.planning import Placing
 from graph_opt.model.expression import Expression

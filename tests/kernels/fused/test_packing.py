@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.fused.launch import MOST_BLOCKS, Launch, Packing
+from dask_dgpu.kernels.fused.kernel import MOST_BLOCKS, Launch, Packing
 from tests.kernels.fused.test_plan import first, gelu, softmax
 from tests.kernels.fused.tracing import Function
 from tests.support.profiles import examples

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from dask_dgpu.kernels.fused.device_functions import TYPES, literal
-from dask_dgpu.kernels.fused.launch import Array, Launch
+from dask_dgpu.kernels.fused.kernel import Array, Launch
 from dask_dgpu.kernels.fused.plan import ByModule, planned
 from dask_dgpu.kernels.fused.typed import typed
 from graph_opt.model.expression import Constant, Expression
