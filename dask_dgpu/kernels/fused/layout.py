@@ -90,17 +90,7 @@ class Walk(NamedTuple):
 
 
 class Domain(Context):
-    """The elements that a kernel goes through: how it reads and walks them.
-
-    Parameters
-    ----------
-    known : Known
-        The nodes of the expression.
-    shape : tuple of int
-        Of all elements.
-    axes : collection of int
-        Those that are reduced; the others are kept.
-    """
+    """The elements that a kernel goes through, along axes that are kept or reduced."""
 
     def __init__(
         self, known: Known, shape: tuple[int, ...], axes: Collection[int] = frozenset()

@@ -56,17 +56,7 @@ SIZES = ["const Index results", "const Index length"]
 
 
 class Reductions:
-    """Reductions in one pass over a domain: the code before them, and their states.
-
-    Attributes
-    ----------
-    code : Code
-        Of one element.
-    states : list of State
-        One for each reduction.
-    values : list of str
-        What each state takes.
-    """
+    """Reductions in one pass over a domain: the code of an element, and what each state takes."""
 
     def __init__(self, domain: Domain, several: Sequence[int]) -> None:
         self.domain, self.several, self.code = domain, several, Code(domain)

@@ -48,16 +48,10 @@ class Operand(NamedTuple):
 
 
 class Context:
-    """What all code of one kernel shares.
+    """What all code of one kernel shares: operands, constants, and variables.
 
-    Attributes
-    ----------
-    operands : dict of Operand to str
-        Their names in the kernel.
-    constants : dict of tuple to tuple
-        Parameters: name and NumPy scalar, by its dtype and bytes.
-    given : dict of int to tuple
-        Variables of the kernel for nodes that it has reduced, and how they lie.
+    Constants are parameters: their names and NumPy scalars, by dtype and bytes. ``given`` are the
+    variables of nodes that the kernel itself has reduced, and how they lie.
     """
 
     def __init__(self, known: Known) -> None:

@@ -43,35 +43,27 @@ def typed(
     found: list[Typed] = []
     with np.errstate(all="ignore"):
         for node in expression.nodes:
-            found.append(_typed(node, expression.nodes, found, dtypes, shapes))
+            arguments = [found[at] for at in node.arguments]
+            match node:
+                case Input(at):
+                    one = Typed(np.dtype(dtypes[at]), tuple(shapes[at]))
+                case Constant(value):
+                    dtype = np.asarray(value).dtype
+                    one = Typed(dtype, np.shape(value), known=dtype.kind in "biufc")
+                case Cast(_, name):
+                    one = Typed(np.dtype(name), arguments[0].shape)
+                case View(_, axes):
+                    of = arguments[0]
+                    shape = tuple(1 if axis is None else of.shape[axis] for axis in axes)
+                    one = Typed(of.dtype, shape)
+                case Reduce():
+                    one = _reduced(node, arguments[0])
+                case Apply():
+                    shape = np.broadcast_shapes(*(argument.shape for argument in arguments))
+                    operands = [_operand(expression.nodes[at], found[at]) for at in node.arguments]
+                    one = _applied(node, operands, shape)
+            found.append(one)
     return found
-
-
-def _typed(
-    node: Node,
-    nodes: Sequence[Node],
-    found: Sequence[Typed],
-    dtypes: Sequence[np.dtype[Any]],
-    shapes: Sequence[tuple[int, ...]],
-) -> Typed:
-    arguments = [found[at] for at in node.arguments]
-    match node:
-        case Input(at):
-            return Typed(np.dtype(dtypes[at]), tuple(shapes[at]))
-        case Constant(value):
-            dtype = np.asarray(value).dtype
-            return Typed(dtype, np.shape(value), known=dtype.kind in "biufc")
-        case Cast(_, dtype):
-            return Typed(np.dtype(dtype), arguments[0].shape)
-        case View(_, axes):
-            shape = tuple(1 if axis is None else arguments[0].shape[axis] for axis in axes)
-            return Typed(arguments[0].dtype, shape)
-        case Reduce():
-            return _reduced(node, arguments[0])
-        case Apply():
-            shape = np.broadcast_shapes(*(argument.shape for argument in arguments))
-            operands = [_operand(nodes[at], found[at]) for at in node.arguments]
-            return _applied(node, operands, shape)
 
 
 def _operand(node: Node, found: Typed) -> Any:
@@ -123,8 +115,7 @@ def _reduced(node: Reduce, argument: Typed) -> Typed:
         shape = tuple(1 if axis in axes else length for axis, length in kept)
     else:
         shape = tuple(length for axis, length in kept if axis not in axes)
-    options = dict(node.options)
-    ddof = options.pop("ddof", 0)  # a single element would leave nothing to divide by
-    del ddof
+    # with ddof a single element would leave nothing to divide by
+    options = {name: value for name, value in node.options if name != "ddof"}
     dtype = np.asarray(getattr(np, node.function)(np.ones(1, argument.dtype), **options)).dtype
     return Typed(dtype, shape)
