@@ -126,28 +126,27 @@ __device__ __forceinline__ void take(const Sums& to, Cuts& cuts, double value) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_grid(const Value* values, Word* limbs, unsigned int* special, Long base, Long begin, Long end,
          LAYOUT) {
-    const Layout at = LAYOUT_OF;
     __shared__ Long first[THREADS], second[THREADS];
     __shared__ int levels[THREADS];
     const int thread = threadIdx.x;
-    const int column = at.near ? thread % at.across : thread / at.down;
-    const int row = at.near ? thread / at.across : thread % at.down;
-    const Long sum = base + (Long) blockIdx.x * at.across + column;
-    const bool works = column < at.across && row < at.down && sum < at.kept;
+    const int column = near ? thread % across : thread / down;
+    const int row = near ? thread / across : thread % down;
+    const Long sum = base + (Long) blockIdx.x * across + column;
+    const bool works = column < across && row < down && sum < kept;
     const Sums to = {limbs + (sum - base) * LIMBS, special + (sum - base)};
     Cuts cuts = {0.0, 0.0, 0.0, 0.0, 0, NONE, NONE, 0};
     if (works) {
-        values += offset_of(sum, at.kept_inner, at.kept_outer_stride, at.kept_inner_stride);
-        const Long step = (Long) at.segments * at.down;
-        Long next = begin + (Long) blockIdx.y * at.down + row;
+        values += offset_of(sum, kept_inner, kept_outer_stride, kept_inner_stride);
+        const Long step = (Long) segments * down;
+        Long next = begin + (Long) blockIdx.y * down + row;
         while (next < end) {
             Value read[BATCH];
             int taken = 0;
             #pragma unroll
             for (int k = 0; k < BATCH; ++k, next += step)
                 if (next < end) {
-                    read[k] = values[offset_of(next, at.summed_inner, at.summed_outer_stride,
-                                               at.summed_inner_stride)];
+                    read[k] = values[offset_of(next, summed_inner, summed_outer_stride,
+                                               summed_inner_stride)];
                     ++taken;
                 }
             cuts.count += BATCH;
@@ -162,8 +161,8 @@ sum_grid(const Value* values, Word* limbs, unsigned int* special, Long base, Lon
     second[thread] = any ? mantissa_of(cuts.second, cuts.low) : 0;
     levels[thread] = any ? cuts.high : NONE;
     __syncthreads();
-    const int stride = at.near ? at.across : 1;  // threads from one row to the next
-    for (int rows = at.down; rows > 1; rows = (rows + 1) / 2) {
+    const int stride = near ? across : 1;  // threads from one row to the next
+    for (int rows = down; rows > 1; rows = (rows + 1) / 2) {
         const int half = (rows + 1) / 2, other = thread + half * stride;
         if (works && row + half < rows && levels[other] != NONE) {
             if (levels[thread] != levels[other] && levels[thread] != NONE) {

@@ -84,29 +84,29 @@ __device__ __forceinline__ void write(double* found, Long count, Long which, int
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sum_grid(const Value* values, double* found, LAYOUT) {
-    const Layout at = LAYOUT_OF;
     __shared__ Pair shared[THREADS];
     const int thread = threadIdx.x;
-    const int column = at.near ? thread % at.across : thread / at.down;
-    const int row = at.near ? thread / at.across : thread % at.down;
-    const Long sum = (Long) blockIdx.x * at.across + column;
-    const bool works = column < at.across && row < at.down && sum < at.kept;
+    const int column = near ? thread % across : thread / down;
+    const int row = near ? thread / across : thread % down;
+    const Long sum = (Long) blockIdx.x * across + column;
+    const bool works = column < across && row < down && sum < kept;
     Pair mine = {0.0, 0.0}, large = {0.0, 0.0};
     if (works) {
         // Stretches of about as many batches as there are stretches: what the sums of losses
         // lose themselves grows with their length only.
         Pair stretch = {0.0, 0.0};
         int batches = 0;
-        const int longest = 1 + (int) sqrtf((float) (at.summed / (8 * at.segments * at.down)));
-        values += offset_of(sum, at.kept_inner, at.kept_outer_stride, at.kept_inner_stride);
-        const Long step = (Long) at.segments * at.down;
-        Long next = (Long) blockIdx.y * at.down + row;
-        for (; next + 7 * step < at.summed; next += 8 * step) {
+        const int longest = 1 + (int) sqrtf((float) (summed / (8 * segments * down)));
+        values += offset_of(sum, kept_inner, kept_outer_stride, kept_inner_stride);
+        const auto number = [&](Long which) {
+            return values[offset_of(which, summed_inner, summed_outer_stride, summed_inner_stride)];
+        };
+        const Long step = (Long) segments * down;
+        Long next = (Long) blockIdx.y * down + row;
+        for (; next + 7 * step < summed; next += 8 * step) {
             Value read[8];
             #pragma unroll
-            for (int k = 0; k < 8; ++k)
-                read[k] = values[offset_of(next + k * step, at.summed_inner,
-                                           at.summed_outer_stride, at.summed_inner_stride)];
+            for (int k = 0; k < 8; ++k) read[k] = number(next + k * step);
             bool any = false;
             #pragma unroll
             for (int k = 0; k < 8; ++k) any |= too_large(read[k]);
@@ -122,21 +122,20 @@ sum_grid(const Value* values, double* found, LAYOUT) {
                 batches = 0;
             }
         }
-        for (; next < at.summed; next += step) {
-            Value value = values[offset_of(next, at.summed_inner, at.summed_outer_stride,
-                                           at.summed_inner_stride)];
+        for (; next < summed; next += step) {
+            Value value = number(next);
             set_apart(large, value);
             take(stretch, value);
         }
         merge(mine, stretch);
     }
-    const int stride = at.near ? at.across : 1;  // threads from one row to the next
-    const Long count = (Long) at.segments * at.kept, which = (Long) blockIdx.y * at.kept + sum;
+    const int stride = near ? across : 1;  // threads from one row to the next
+    const Long count = (Long) segments * kept, which = (Long) blockIdx.y * kept + sum;
     for (int pair = 0; pair < (DOUBLES ? 2 : 1); ++pair) {
         if (pair) mine = large;
         shared[thread] = mine;
         __syncthreads();
-        for (int rows = at.down; rows > 1; rows = (rows + 1) / 2) {
+        for (int rows = down; rows > 1; rows = (rows + 1) / 2) {
             const int half = (rows + 1) / 2;
             if (works && row + half < rows) {
                 mine = shared[thread];

@@ -114,20 +114,11 @@ __device__ __forceinline__ double widened(float value) {{
 """
 
 INDEXING = r"""
-struct Layout {
-    Long kept, kept_inner, kept_outer_stride, kept_inner_stride;
-    Long summed, summed_inner, summed_outer_stride, summed_inner_stride;
-    int across;   // neighbouring threads: sums, of which a block has so many
-    int down;     // numbers of one sum that a block adds at a time
-    int near;     // whether neighbouring threads are of different sums
-    int segments; // blocks that share a sum
-};
-
+// across: sums of a block, of neighbouring threads; down: numbers of one sum that a block adds at a
+// time; near: whether neighbouring threads are of different sums; segments: blocks that share a sum
 #define LAYOUT Long kept, Long kept_inner, Long kept_outer_stride, Long kept_inner_stride, \
     Long summed, Long summed_inner, Long summed_outer_stride, Long summed_inner_stride, \
     int across, int down, int near, int segments
-#define LAYOUT_OF {kept, kept_inner, kept_outer_stride, kept_inner_stride, \
-    summed, summed_inner, summed_outer_stride, summed_inner_stride, across, down, near, segments}
 
 __device__ __forceinline__ Long offset_of(Long at, Long inner, Long outer_stride, Long stride) {
     if (outer_stride == 0) return at * stride;
