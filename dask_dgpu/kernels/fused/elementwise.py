@@ -61,7 +61,7 @@ def elementwise(results: Sequence[int], known: Known) -> Launch:
     dtypes = [known.found[at].dtype for at in results]
     kinds, walk = [stored_type(dtype) for dtype in dtypes], domain.kept
     sizes = [dtype.itemsize for dtype in dtypes]
-    lanes = domain.lanes(walk, domain.reduced, whole=False, results=sizes)
+    lanes = domain.lanes_along(walk, domain.reduced, whole=False, results=sizes)
     items = ALONE if lanes == 1 else 1
     grid = -(-walk.size // (THREADS * lanes * items)), 1
     entry = domain.entry("fused", written(kinds), ["const Index size"], [walk.size], grid)

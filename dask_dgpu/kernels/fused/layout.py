@@ -137,7 +137,9 @@ class Domain(Context):
             reach = max(reach, far)
         return "int" if reach < LARGEST_INDEX else "long long"
 
-    def lanes(self, inner: Walk, outer: Walk, *, whole: bool, results: Sequence[int] = ()) -> int:
+    def lanes_along(
+        self, inner: Walk, outer: Walk, *, whole: bool, results: Sequence[int] = ()
+    ) -> int:
         """Return how many neighbours along the innermost axis of a walk a thread reads at once.
 
         ``whole`` says that every run along that axis must be a whole number of vectors; else only
@@ -191,9 +193,9 @@ class Domain(Context):
         constants = self.constants.values()
         numbers = [f"const {value_type(number.dtype)} {name}" for name, number in constants]
         numbers += [*self.kept.declared(), *self.reduced.declared(), *declared]
-        walks = self.scalars(*self.kept.arguments(), *self.reduced.arguments(), *values)
-        values_ = (*[number for _, number in constants], *walks)
-        return Entry(name, (*operands, *outputs), tuple(numbers), values_, grid, **options)
+        given = [number for _, number in constants]
+        given += self.scalars(*self.kept.arguments(), *self.reduced.arguments(), *values)
+        return Entry(name, (*operands, *outputs), tuple(numbers), tuple(given), grid, **options)
 
     def read(self) -> tuple[int, ...]:
         """Return the nodes of the operands."""

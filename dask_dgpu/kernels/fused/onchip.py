@@ -99,14 +99,14 @@ class _Rows(Domain):
         if sum(step == 1 for step in kept.inner) > sum(step == 1 for step in reduced.inner):
             raise Misplaced
         sizes = [self.found[at].dtype.itemsize for at in self.results]
-        self.lanes_ = self.lanes(reduced, kept, whole=True, results=sizes)
-        vectors = -(-reduced.size // self.lanes_)
+        self.lanes = self.lanes_along(reduced, kept, whole=True, results=sizes)
+        vectors = -(-reduced.size // self.lanes)
         self.group = min(MOST_THREADS, 1 << (-(-vectors // 4) - 1).bit_length())
         if vectors <= 4 * WARP:
             self.group = min(WARP, 1 << (vectors - 1).bit_length())
         self.items = -(-vectors // self.group)
         self.threads = THREADS if self.group <= WARP else self.group
-        whole = self.group * self.items * self.lanes_ == reduced.size
+        whole = self.group * self.items * self.lanes == reduced.size
         self.exact = int(whole and self.items & (self.items - 1) == 0)
         words = sum(
             max(1, array.dtype.itemsize // 4)
@@ -114,7 +114,7 @@ class _Rows(Domain):
             if self._keeps(at)
         )
         idle = kept.size < FEW_ROWS and kept.size * reduced.size > SMALL
-        if words * self.items * self.lanes_ > REGISTERS or self.items > MOST_ITEMS or idle:
+        if words * self.items * self.lanes > REGISTERS or self.items > MOST_ITEMS or idle:
             raise Misplaced
 
     def _keeps(self, at: int) -> bool:
@@ -153,7 +153,7 @@ class _Rows(Domain):
         macros = {
             "group": self.group,
             "threads": self.threads,
-            "lanes": self.lanes_,
+            "lanes": self.lanes,
             "items": self.items,
             "exact": self.exact,
         }

@@ -137,9 +137,9 @@ def _shape_of(domain: Domain, weight: int) -> Shape:
     kept, reduced = domain.kept, domain.reduced
     near, far = (sum(step == 1 for step in walk.inner) for walk in (kept, reduced))
     if near > far or (not far and kept.size >= THREADS):
-        lanes = domain.lanes(kept, reduced, whole=True)
+        lanes = domain.lanes_along(kept, reduced, whole=True)
         return _columns(kept.size, reduced.size, lanes, weight)
-    return _rows(kept.size, reduced.size, domain.lanes(reduced, kept, whole=False), weight)
+    return _rows(kept.size, reduced.size, domain.lanes_along(reduced, kept, whole=False), weight)
 
 
 def _rows(results: int, length: int, lanes: int, weight: int) -> Shape:
