@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dask_dgpu.kernels.fused.device_functions import stored_type
-from dask_dgpu.kernels.fused.kernel import THREADS, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Launch
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE, QUICK
 from dask_dgpu.kernels.fused.source import Code, Known
@@ -53,8 +53,7 @@ fused(%(signature)s) {
 
 def elementwise(results: Sequence[int], known: Known) -> Launch:
     """Return the launch that computes nodes of one shape, none of them empty."""
-    shape = known.found[results[0]].shape
-    domain = Domain(known, shape)
+    domain = Domain(known, known.found[results[0]].shape)
     code = Code(domain)
     values = [code.value(at, domain.everywhere) for at in results]
     domain.walk()
@@ -90,8 +89,5 @@ def elementwise(results: Sequence[int], known: Known) -> Launch:
             f"*(Vector<{kind}, L>*) (out{at} + first) = r{at};" for at, kind in enumerate(kinds)
         ),
     }
-    outputs = [
-        Output.of(at, dtype, shape, shape, domain.order)
-        for at, dtype in zip(results, dtypes, strict=True)
-    ]
-    return Launch(PRELUDE + QUICK + source, (entry,), domain.read(), tuple(outputs))
+    outputs = tuple(map(domain.output, results))
+    return Launch(PRELUDE + QUICK + source, (entry,), domain.read(), outputs)

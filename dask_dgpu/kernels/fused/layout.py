@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.kernel import Array, Entry
+from dask_dgpu.kernels.fused.kernel import Array, Entry, Output
 from dask_dgpu.kernels.fused.source import Axes, Context, Known
 
 VECTOR_BYTES = 16
@@ -196,6 +196,10 @@ class Domain(Context):
         given = [number for _, number in constants]
         given += self.scalars(*self.kept.arguments(), *self.reduced.arguments(), *values)
         return Entry(name, (*operands, *outputs), tuple(numbers), tuple(given), grid, **options)
+
+    def output(self, at: int, inner: Sequence[int] = ()) -> Output:
+        """Return the output of a node; its axes lie as the operands' do."""
+        return Output.of(at, *self.found[at][:2], self.shape, [*self.order, *inner])
 
     def read(self) -> tuple[int, ...]:
         """Return the nodes of the operands."""

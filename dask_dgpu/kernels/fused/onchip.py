@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.kernel import THREADS, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Launch
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.reduce import SIZES, WARP, Reductions
 from dask_dgpu.kernels.fused.source import Axes, Code, Known, Misplaced
 from dask_dgpu.kernels.fused.states import SOURCE as STATES
-from graph_opt.model.expression import Node, Reduce
 
 MOST_THREADS = 1024
 MOST_ITEMS = 16
@@ -36,20 +35,13 @@ def on_chip(results: Sequence[int], passes: Sequence[Sequence[int]], known: Know
 
     ``passes`` are the reductions of each, all with generated code.
     """
-    domains = {_domain(known, known.nodes[at]) for several in passes for at in several}
+    domains = {known.domain(at) for several in passes for at in several}
     if len(domains) != 1:
         return None
     try:
         return _Rows(known, *domains.pop(), results, passes).launch()
     except Misplaced:
         return None
-
-
-def _domain(known: Known, node: Node) -> tuple[tuple[int, ...], frozenset[int]]:
-    if not isinstance(node, Reduce):
-        raise TypeError(f"expected a reduction, got {node}")
-    shape = known.found[node.argument].shape
-    return shape, frozenset(axis % len(shape) for axis in node.axes)
 
 
 class _Rows(Domain):
@@ -127,8 +119,7 @@ class _Rows(Domain):
 
     def launch(self) -> Launch:
         """Return the launch."""
-        dtypes = [self.found[at].dtype for at in self.results]
-        kinds = [stored_type(dtype) for dtype in dtypes]
+        kinds = [stored_type(self.found[at].dtype) for at in self.results]
         sizes = self.kept.size, self.reduced.size
         grid = -(-self.kept.size * self.group // self.threads), 1
         threads = {"threads": self.threads, "bounds": str(self.threads)}
@@ -136,12 +127,10 @@ class _Rows(Domain):
         limits = set[str]().union(*(reductions.limits for reductions in self.passes))
         states = [each.struct(f"States{number}") for number, each in enumerate(self.passes)]
         prelude = PRELUDE + STATES + "".join(sorted(limits)) + "".join(states) + SHARE
-        outer = self.order
-        orders = [[*outer, *self.inner] if whole else outer for whole, _ in self.values]
-        outputs = (
-            Output.of(at, dtype, self.found[at].shape, self.shape, order)
-            for at, dtype, order in zip(self.results, dtypes, orders, strict=True)
-        )
+        outputs = [
+            self.output(at, self.inner if whole else ())
+            for at, (whole, _) in zip(self.results, self.values, strict=True)
+        ]
         return Launch(
             f"typedef {self.index} Index;\n{prelude}{self._source(entry.signature, kinds)}",
             (entry,),

@@ -86,9 +86,7 @@ class _Planner:
         if isinstance(node, Input):
             return 0
         if isinstance(node, Reduce) and self._reducible(at, node):
-            shape = self.found[node.argument].shape
-            axes = frozenset(axis % len(shape) for axis in node.axes)
-            self.reductions.setdefault((before, shape, axes), []).append(at)
+            self.reductions.setdefault((before, *self.known.domain(at)), []).append(at)
         elif not isinstance(node, Reduce) and generated(at, self.nodes, self.found):
             return before
         else:

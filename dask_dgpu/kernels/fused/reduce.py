@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
-from dask_dgpu.kernels.fused.kernel import THREADS, Entry, Launch, Output
+from dask_dgpu.kernels.fused.kernel import THREADS, Entry, Launch
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.source import Code, Known
@@ -184,16 +184,12 @@ def _cut(length: int, span: int, most: int) -> tuple[int, int]:
 
 def reduction(several: Sequence[int], known: Known) -> Launch:
     """Return the launch of reductions of one shape along the same axes, none of them empty."""
-    node, found = known.nodes[several[0]], known.found
-    if not isinstance(node, Reduce):
-        raise TypeError(f"expected a reduction, got {node}")
-    read = found[node.argument].shape
-    domain = Domain(known, read, {axis % len(read) for axis in node.axes})
+    domain = Domain(known, *known.domain(several[0]))
     reductions = Reductions(domain, several)
     domain.walk(reductions.ordered)
     shape = _shape_of(domain, sum(state.words for state in reductions.states))
     sizes = domain.kept.size, domain.reduced.size
-    outs = [stored_type(found[at].dtype) for at in several]
+    outs = [stored_type(known.found[at].dtype) for at in several]
     arrays = [*written(outs), "States* __restrict__ partials"]
     stretch = [*SIZES, "const Index stretch"], (*sizes, shape.stretch)
     grid = shape.blocks, shape.segments
@@ -212,9 +208,7 @@ def reduction(several: Sequence[int], known: Known) -> Launch:
         source,
         tuple(entries),
         domain.read(),
-        tuple(
-            Output.of(at, found[at].dtype, found[at].shape, read, domain.order) for at in several
-        ),
+        tuple(map(domain.output, several)),
         shape.segments * sizes[0] * BYTES * len(several) if len(entries) > 1 else 0,
     )
 

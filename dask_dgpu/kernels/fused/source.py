@@ -21,7 +21,7 @@ from dask_dgpu.kernels.fused.device_functions import (
 from dask_dgpu.kernels.fused.kernel import Array
 from dask_dgpu.kernels.fused.nodes import after_arguments
 from dask_dgpu.kernels.fused.typed import Typed
-from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, View
+from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
 
 Axes = tuple[int | None, ...]
 
@@ -38,6 +38,14 @@ class Known(NamedTuple):
     nodes: Sequence[Node]
     found: Sequence[Typed]
     arrays: Mapping[int, Array]
+
+    def domain(self, at: int) -> tuple[tuple[int, ...], frozenset[int]]:
+        """Return the shape that a reduction reads, and the axes that it reduces."""
+        node = self.nodes[at]
+        if not isinstance(node, Reduce):
+            raise TypeError(f"expected a reduction, got {node}")
+        shape = self.found[node.argument].shape
+        return shape, frozenset(axis % len(shape) for axis in node.axes)
 
 
 class Operand(NamedTuple):
