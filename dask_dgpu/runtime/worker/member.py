@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from time import time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, WeakValueDictionary, ref
@@ -442,6 +444,7 @@ class Member:
         comm: Comm | None = None
         try:
             if size == 1:
+                self._import_torch()
                 comm = LocalComm(LocalHub(1), 0)
             else:
                 comm = bootstrap.connect(
@@ -471,6 +474,13 @@ class Member:
             comm.close()
             self._check(epoch)
         return comm
+
+    def _import_torch(self) -> None:
+        """Import torch meanwhile, as NCCL does for several ranks: recordings multiply by it."""
+        if self.kind == "cuda" and "torch" not in sys.modules:
+            thread = threading.Thread(target=import_module, args=("torch",), daemon=True)
+            self.connecting.add(thread)
+            thread.start()
 
     def has_left(self, epoch: str) -> bool:
         """Return whether an epoch is over for this worker."""
