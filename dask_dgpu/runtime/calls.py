@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -83,11 +83,6 @@ def _is_node(argument: Any) -> bool:
     return isinstance(argument, GraphNode | TaskRef)
 
 
-def changing(*_: Any) -> NoReturn:
-    """Stand for a function that may change."""
-    raise TypeError("expected a copy of the task to be called")
-
-
 def first(value: Any) -> Any:
     """Return the only block, or a constant."""
     return value
@@ -97,20 +92,19 @@ def first(value: Any) -> Any:
 class Copied:
     """A task that is ``pickled``, and opened for each call.
 
-    The ``function`` of the task tells what a call returns, and is never called. It is
-    :func:`changing` if that of the task may change.
+    The ``function`` of the task tells what a call returns, and is never called; ``None`` if it may
+    change.
     """
 
     pickled: bytes
     places: Places
-    function: Function
+    function: Function | None
 
     @classmethod
     def of(cls, node: Any, places: Places) -> Copied:
         """Return a task as it is now, before its first call."""
-        function = getattr(node, "func", changing)
-        known = is_stateless(function)
-        return cls(cloudpickle.dumps(node), places, function if known else changing)
+        function = getattr(node, "func", None)
+        return cls(cloudpickle.dumps(node), places, function if is_stateless(function) else None)
 
     def __call__(self, *blocks: Array) -> Array:
         """Run a new copy of the task."""
@@ -291,7 +285,7 @@ def last_function(call: Function) -> Function:
     while True:
         if isinstance(call, Chain):
             *_, (_, call, _, _) = call.links or (("", first, (), ()),)
-        elif isinstance(call, Copied | InPlace | Bound):
+        elif isinstance(call, Copied | InPlace | Bound) and call.function is not None:
             call = call.function
         else:
             return call

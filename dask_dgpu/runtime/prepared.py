@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.operations.operation import Blocks, Value
+from dask_dgpu.operations.operation import Blocks, Shipment, Value
 from dask_dgpu.runtime.calls import Together, has_copies, overwritten, together
 from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import Shipping, shippings
+from dask_dgpu.runtime.ship import Known, Shipping
 from dask_dgpu.runtime.tracks import Place, places_of
 from graph_opt.model.cost import Hosts
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
@@ -256,6 +256,34 @@ class Stretch:
             tuple(number for number in made if number not in {*ends}),
             tuple(number for number in ends if number not in made),
         )
+
+
+def shippings(
+    shipments: Sequence[Shipment],
+    rank: int,
+    known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
+    container: str = NUMPY,
+) -> tuple[Shipping, ...]:
+    """Return a rank's part of shipments: of declared blocks in a container, and of all others.
+
+    ``known`` returns those of their blocks that are declared.
+    """
+    mine = [each for each in shipments if rank in (each.source, each.target)]
+    if not mine:
+        return ()
+    declared = {at: each for at, each in known(mine).items() if each.container == container}
+    parts: dict[bool, list[Shipment]] = {True: [], False: []}
+    for each in mine:
+        parts[(each.value, each.index) in declared].append(each)
+    return tuple(
+        Shipping(
+            tuple(each for each in part if each.source == rank),
+            tuple(each for each in part if each.target == rank),
+            declared if is_known else {},
+        )
+        for is_known, part in parts.items()
+        if part
+    )
 
 
 def _stretches(steps: Sequence[Step]) -> tuple[Stretch, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -147,34 +147,6 @@ class Shipping:
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
     known: Mapping[Block, Known] = field(default_factory=dict)
-
-
-def shippings(
-    shipments: Sequence[Shipment],
-    rank: int,
-    known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
-    container: str = NUMPY,
-) -> tuple[Shipping, ...]:
-    """Return a rank's part of shipments: of declared blocks in a container, and of all others.
-
-    ``known`` returns those of their blocks that are declared.
-    """
-    mine = [each for each in shipments if rank in (each.source, each.target)]
-    if not mine:
-        return ()
-    declared = {at: each for at, each in known(mine).items() if each.container == container}
-    parts: dict[bool, list[Shipment]] = {True: [], False: []}
-    for each in mine:
-        parts[(each.value, each.index) in declared].append(each)
-    return tuple(
-        Shipping(
-            tuple(each for each in part if each.source == rank),
-            tuple(each for each in part if each.target == rank),
-            declared if is_known else {},
-        )
-        for is_known, part in parts.items()
-        if part
-    )
 
 
 def ship(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_dgpu.kernels.device import Device, Mark
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from dask_dgpu.runtime.prepared import Step
 
 TRACKS = 2
-ONE = nullcontext()
 
 
 class Place(NamedTuple):
@@ -108,13 +107,13 @@ class Tracks:
         self._marks: dict[int, Mark] = {}
         self._kept: list[Any] = []
 
-    def step(self, step: Step, values: Mapping[int, Blocks]) -> AbstractContextManager[None]:
-        """Take a step on its track; the values that end with it are freed afterwards."""
-        return self._step(step, values) if self._places else ONE
-
     @contextmanager
-    def _step(self, step: Step, values: Mapping[int, Blocks]) -> Iterator[None]:
-        place = self._places[step.number]
+    def step(self, step: Step, values: Mapping[int, Blocks]) -> Iterator[None]:
+        """Take a step on its track; the values that end with it are freed afterwards."""
+        place = self._places.get(step.number)
+        if place is None:
+            yield
+            return
         held = [dict(values[number]) for number in place.held]
         with self._device.track(place.track), self._device.computing():
             self._wait(place.awaits)

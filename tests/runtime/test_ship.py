@@ -16,7 +16,8 @@ from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Shipment
 from dask_dgpu.runtime.declared import returns_array
-from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship, shippings
+from dask_dgpu.runtime.prepared import shippings
+from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship
 from graph_opt.model.layout import NUMPY
 from tests.support.programs import functions_of, launch_of
 from tests.support.recording import RecordingComm
