@@ -26,6 +26,7 @@ from graph_opt.model.layout import (
     cuts_of,
     dealt,
     dtype_named,
+    label,
     spread,
 )
 
@@ -312,7 +313,7 @@ def conforming(
         masked = isinstance(block, np.ma.MaskedArray)
         found = "a masked array" if masked else kind
         refusal = UndeclaredTypeError(
-            f"a block of {name} is declared as {container} but is {found}"
+            f"a block of {label(name)} is declared as {container} but is {found}"
         )
         if masked or container != NUMPY or not arraylike:
             raise refusal
@@ -325,13 +326,13 @@ def conforming(
         return block if alike else np.empty(shape, dtype_named(dtype), like=block)
     if block.shape != shape:
         raise UndeclaredShapeError(
-            f"a block of {name} is declared with shape {shape} but has {block.shape}"
+            f"a block of {label(name)} is declared with shape {shape} but has {block.shape}"
         )
     if block.dtype != dtype:
         try:
             return block.astype(dtype_named(dtype), casting="same_kind")
         except TypeError:
             raise UndeclaredTypeError(
-                f"a block of {name} is declared as {dtype} but is {block.dtype}"
+                f"a block of {label(name)} is declared as {dtype} but is {block.dtype}"
             ) from None
     return block

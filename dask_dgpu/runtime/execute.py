@@ -35,7 +35,7 @@ from dask_dgpu.runtime.prepared import (
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
 from dask_dgpu.runtime.tracks import Tracks
-from graph_opt.model.layout import CUPY, NUMPY, Index, label
+from graph_opt.model.layout import CUPY, NUMPY, Index
 
 Array = Any
 NOTHING = nullcontext()
@@ -146,7 +146,7 @@ class Rank:
     ) -> None:
         self.todo, program = todo, todo.program
         self.device, self.observer = device, observer
-        self.names, self.labels = names, list(map(label, names))
+        self.names = names
         self.given_comm = comm
         self.is_recordable = comm.size == 1 or isinstance(comm, RecordableComm)
         if todo.hosts and sum(todo.hosts) == comm.size:
@@ -198,7 +198,7 @@ class Rank:
 
     def take(self, step: Step) -> Span:
         """Take one step, and free what ends with it."""
-        name = self.labels[step.number]
+        name = self.names[step.number]
         with (
             self.observer.step(name, step.action) as span,
             self.device.named(name),
@@ -269,11 +269,11 @@ class Rank:
         self, stretch: Stretch, recorded: Recorded, arrays: Sequence[Array]
     ) -> dict[int, Blocks]:
         """Launch a recording, and report its steps; the first has the host's time."""
-        labels = [self.labels[step.number] for step in stretch.steps]
-        self.observer.progress(labels[0], 0, len(labels))
+        names = [self.names[step.number] for step in stretch.steps]
+        self.observer.progress(names[0], 0, len(names))
         made: dict[int, Blocks] = {}
         spans: Sequence[Span] = ()
-        for at, (name, step) in enumerate(zip(labels, stretch.steps, strict=True)):
+        for at, (name, step) in enumerate(zip(names, stretch.steps, strict=True)):
             with self.observer.step(name, step.action) as span:
                 if at == 0:
                     made, spans = recorded.launch(arrays)
@@ -302,7 +302,7 @@ class Rank:
 
     def _bring(self, moves: Sequence[Shipping]) -> None:
         """Move blocks of inputs before their first use."""
-        received = ship(moves, self.comm, self.device, self.values, self.labels)
+        received = ship(moves, self.comm, self.device, self.values, self.names)
         for each in chain.from_iterable(shipping.out for shipping in moves):
             del self.values[each.value][each.index]
         for (number, index), block in received.items():
@@ -316,7 +316,7 @@ class Rank:
                 self.values[read.number].clear()  # the algorithm's references are the only ones
 
         def progress(done: int, steps: int) -> None:
-            self.observer.progress(self.labels[number], done, steps)
+            self.observer.progress(self.names[number], done, steps)
 
         made = work.run(self.comm, self.device, *inputs, progress=progress)
         self.device.join()  # before the inputs are freed
@@ -348,7 +348,7 @@ class Rank:
                 continue
             # a collective's result may be on the device
             container = CUPY if self._on_device(block) else read.value.container
-            declared = self.labels[read.number], read.value.dtype, read.shapes[index], container
+            declared = self.names[read.number], read.value.dtype, read.shapes[index], container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
             if self.tracks and read.value.container != NUMPY:  # it was not expected
@@ -365,7 +365,7 @@ class Rank:
         observer.progress(name, 0, work.needs)
         received: dict[Block, Array] = {}
         if work.shipping:
-            received = ship(work.shipping, self.comm, self.device, values, self.labels)
+            received = ship(work.shipping, self.comm, self.device, values, self.names)
         makings, together, count = work.makings, work.together, len(work.makings)
         most = 1 if together is None else self.device.batch
         batches = [makings[at : at + most] for at in range(0, count, most)]

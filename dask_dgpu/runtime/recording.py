@@ -62,7 +62,7 @@ class Step:
     def of(cls, span: Span) -> Step:
         """Return the step of one rank."""
         facts = span.nbytes, span.hidden, span.exposed
-        return cls(span.name, span.seconds, *facts, sent_bytes=span.sent_bytes)
+        return cls(label(span.name), span.seconds, *facts, sent_bytes=span.sent_bytes)
 
     def joined(self, other: Step) -> Step:
         """Return the same step of several ranks."""

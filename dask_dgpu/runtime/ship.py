@@ -26,7 +26,7 @@ from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Blocks, Shipment, conforming, container_of
 from dask_dgpu.runtime.placement import Block
-from graph_opt.model.layout import CUPY, NUMPY
+from graph_opt.model.layout import CUPY, NUMPY, label
 
 Array = Any
 
@@ -110,8 +110,8 @@ class Parts(NamedTuple):
             arrays = *block.sums.arrays(), block.count
             found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
         if type(found) is not dict or found.keys() != {*keys}:
-            kind = type(block).__name__
-            raise UndeclaredTypeError(f"expected a block of {name} with {keys}, got a {kind}")
+            wanted, kind = f"a block of {label(name)} with {keys}", type(block).__name__
+            raise UndeclaredTypeError(f"expected {wanted}, got a {kind}")
         return found
 
     def _views(self, message: Any) -> dict[str, Any]:

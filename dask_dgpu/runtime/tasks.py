@@ -31,7 +31,7 @@ from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import Recording
 from graph_opt.dask_graph.emit import GANG, STAGE, Key
-from graph_opt.model.layout import CUPY, dealt
+from graph_opt.model.layout import CUPY, dealt, label
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -156,7 +156,7 @@ class Naming(Observer):
             try:
                 yield span
             except Exception as error:
-                error.add_note(f"in {name}, on rank {self.rank}")
+                error.add_note(f"in {label(name)}, on rank {self.rank}")
                 self.error = error
                 raise
             finally:

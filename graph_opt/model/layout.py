@@ -135,8 +135,8 @@ class Declined:
 
 def label(name: str) -> str:
     """Return a layer's name with a short token."""
-    operation, _, token = name.rpartition("-")
-    return f"{operation}-{token[:8]}"
+    operation, dash, token = name.rpartition("-")
+    return f"{operation}{dash}{token[:8]}" if dash else name
 
 
 def counted(count: int, noun: str) -> str:

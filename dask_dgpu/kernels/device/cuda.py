@@ -15,6 +15,7 @@ from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.device.sequences import Sequences, Work
 from dask_dgpu.kernels.fft.cuda import ready_plans
+from graph_opt.model.layout import label
 
 Array = Any
 T = TypeVar("T")
@@ -155,7 +156,7 @@ class CudaDevice:
     def named(self, name: str) -> AbstractContextManager[Any]:
         from cupyx.profiler import time_range
 
-        return time_range(name)
+        return time_range(label(name))
 
     def begin(self) -> None:
         # Dask's tasks use the legacy stream, which does not wait for ours, nor ours for it

@@ -66,10 +66,9 @@ class _Record:
 
     def result(self) -> tuple[Step, ...]:
         """Return the steps with what their operations returned."""
-        details = {label(output): detail for output, detail in self.details.items()}
         rows = zip(self.slowest, self.nbytes, self.sent_bytes, strict=True)
         return tuple(
-            replace(Step.of(span), nbytes=n, sent_bytes=sent, detail=details.get(span.name))
+            replace(Step.of(span), nbytes=n, sent_bytes=sent, detail=self.details.get(span.name))
             for span, n, sent in rows
         )
 
@@ -148,7 +147,7 @@ def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span])
         if isinstance(plugin, TaskStreamPlugin):
             for span in spans:
                 plugin.transition(
-                    (span.name, run_id),
+                    (label(span.name), run_id),
                     "processing",
                     "memory",
                     worker=worker,

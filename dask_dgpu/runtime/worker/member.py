@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary, ref
 
 from distributed.utils import set_thread_state
@@ -30,12 +30,14 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
 from dask_dgpu.operations.operation import Blocks, Facts
 from dask_dgpu.runtime.execute import Observer, Span
+from dask_dgpu.runtime.failure import IN_PROGRAM
 from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.prepared import Prepared, prepared
 from dask_dgpu.runtime.program import Package, Program, opened
 from dask_dgpu.runtime.worker.links import Links, accept
 from graph_opt.dask_graph.renaming import split
+from graph_opt.model.layout import label
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm as Connection
@@ -83,6 +85,17 @@ class GaveUpError(DgpuError):
     """The scheduler gave up a run while this rank was running it."""
 
 
+class InStep(NamedTuple):
+    """The phase of a rank within a step."""
+
+    step: str
+    done: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{IN_PROGRAM} ({label(self.step)}, {self.done} of {self.steps})"
+
+
 @dataclass
 class Job(Observer):
     """One program to run as one rank; it observes the run.
@@ -116,7 +129,7 @@ class Job(Observer):
     plans: bytes = b""
     given_up: threading.Event = field(default_factory=threading.Event)
     arrived: threading.Event = field(default_factory=threading.Event)
-    phase: str = "queued"
+    phase: str | InStep = "queued"
     done: int = 0
     calls: set[int] = field(default_factory=set)
     spans: list[Span] = field(default_factory=list)
@@ -138,7 +151,7 @@ class Job(Observer):
         return {
             "key": self.key,
             "run_id": self.run_id,
-            "phase": self.phase,
+            "phase": str(self.phase),
             "done": self.done,
             "calling": bool(self.calls),
             "steps": self.steps,
@@ -166,7 +179,7 @@ class Job(Observer):
     def progress(self, step: str, done: int, steps: int) -> None:
         """Note the progress; raise if the run was given up."""
         self.done += 1
-        self.phase = f"program ({step}, {done} of {steps})"
+        self.phase = InStep(step, done, steps)
         if self.given_up.is_set():
             raise GaveUpError("the run was given up")
 

@@ -302,7 +302,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        failure = failure_of(error, job.rank, self.worker.address, job.phase, job.tried)
+        failure = failure_of(error, job.rank, self.worker.address, str(job.phase), job.tried)
         logger.info("gang %s: %s", job.key, failure)
         self._send(
             "dgpu-failed",
