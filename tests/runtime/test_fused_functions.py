@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
+from dask_dgpu.kernels.fused.nodes import FUNCTIONS
 from graph_opt.dask_graph.calls import Nodes, Operand, read_call
 from graph_opt.dask_graph.parse import parse
 from graph_opt.dask_graph.readings import read_blockwise

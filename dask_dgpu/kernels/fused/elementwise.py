@@ -72,7 +72,7 @@ def elementwise(results: Sequence[int], known: Known) -> Launch:
         "signature": entry.signature,
         "split": walk.split("first"),
         "loads": "\n        ".join(
-            f"Vector<{kind}, L> {name}; {domain.loads(at, name, walk, walk, 'p')}"
+            f"Vector<{kind}, L> {name}; {domain.loads(at, name, walk, 'p')}"
             for at, (name, kind) in enumerate(zip(domain.names, domain.kinds, strict=True))
         ),
         "results": " ".join(f"Vector<{kind}, L> r{at};" for at, kind in enumerate(kinds)),

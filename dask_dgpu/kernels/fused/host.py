@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
-from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
+from dask_dgpu.kernels.fused.nodes import FUNCTIONS, evaluate_nodes, viewed
 from dask_dgpu.kernels.fused.planning import Planner, Shape
 from dask_dgpu.kernels.fused.reductions import divisible
 from dask_dgpu.kernels.fused.tiles import TilePass

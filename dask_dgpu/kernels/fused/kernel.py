@@ -52,21 +52,6 @@ class Output(NamedTuple):
     order: tuple[int, ...] | None  # the axes of the result among these; None if they are in order
     shape: tuple[int, ...]  # of the result, which may have more axes of length 1
 
-    @classmethod
-    def of(
-        cls,
-        node: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        lengths: Sequence[int],
-        order: Sequence[int],
-    ) -> Output:
-        """Return an output whose axes of the domain lie in memory in this order."""
-        places = tuple(sorted(range(len(order)), key=order.__getitem__))
-        if places == tuple(range(len(order))):
-            return cls(node, dtype, shape, None, shape)
-        return cls(node, dtype, tuple(lengths[axis] for axis in order), places, shape)
-
     def restored(self, array: Any) -> Any:
         """Return the view of the allocated array that has the node's axes."""
         return array if self.order is None else array.transpose(self.order).reshape(self.shape)

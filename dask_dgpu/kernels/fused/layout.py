@@ -158,10 +158,13 @@ class Domain(Context):
                 return 1
         return lanes
 
-    def loads(self, at: int, into: str, along: Walk, offset: Walk, pointer: str) -> str:
-        """Return C++ that reads the ``L`` lanes of an operand, neighbours along a walk."""
+    def loads(self, at: int, into: str, along: Walk, pointer: str = "b") -> str:
+        """Return C++ that reads the ``L`` lanes of an operand, neighbours along a walk.
+
+        ``pointer`` is that of a result, or of all of them.
+        """
         name, step, stride = f"{pointer}_{self.names[at]}", along.inner[at], along.step(at)
-        place = offset.offset(at)
+        place = (self.reduced if pointer == "b" else self.kept).offset(at)
         if step == 1:
             return f"{into} = *(const Vector<{self.kinds[at]}, L>*) ({name} + ({place}));"
         place = place if step == 0 else f"{place} + j * {stride}"
@@ -199,7 +202,12 @@ class Domain(Context):
 
     def output(self, at: int, inner: Sequence[int] = ()) -> Output:
         """Return the output of a node; its axes lie as the operands' do."""
-        return Output.of(at, *self.found[at][:2], self.shape, [*self.order, *inner])
+        dtype, shape, *_ = self.found[at]
+        order = [*self.order, *inner]
+        places = tuple(sorted(range(len(order)), key=order.__getitem__))
+        if places == tuple(range(len(order))):
+            return Output(at, dtype, shape, None, shape)
+        return Output(at, dtype, tuple(self.shape[axis] for axis in order), places, shape)
 
     def read(self) -> tuple[int, ...]:
         """Return the nodes of the operands."""

@@ -1,4 +1,8 @@
-"""Nodes of expressions: in which order, and with an array module's own functions."""
+"""Nodes of expressions: their functions, by name, their order, and their values by a module.
+
+The names are those of NumPy's own namespace, so that ``getattr(module, name)`` finds a function in
+CuPy too.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,20 @@ from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input,
 
 Array = Any
 Key = TypeVar("Key")
+
+_UFUNCS = {
+    each.__name__: each.nin  # by their own names: ``absolute``, not ``abs``
+    for each in vars(np).values()
+    if isinstance(each, np.ufunc) and each.nout == 1 and each.signature is None
+}
+
+FUNCTIONS: dict[str, int] = {
+    **dict(sorted(_UFUNCS.items())),
+    **dict.fromkeys(("where", "clip"), 3),
+    **dict.fromkeys(("round", "real", "imag", "angle", "nan_to_num", "sinc", "i0"), 1),
+    "isclose": 2,
+}
+"""Of an ``Apply``, with the number of array arguments. Bounds of ``clip`` may be None."""
 
 
 def evaluate_nodes(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:

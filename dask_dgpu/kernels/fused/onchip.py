@@ -9,7 +9,6 @@ expression reduces it, and all its threads have the result::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
 from dask_dgpu.kernels.fused.kernel import THREADS, Launch
@@ -139,16 +138,10 @@ class _Rows(Domain):
         )
 
     def _source(self, signature: str, kinds: Sequence[str]) -> str:
-        macros = {
-            "group": self.group,
-            "threads": self.threads,
-            "lanes": self.lanes,
-            "items": self.items,
-            "exact": self.exact,
-        }
         kept = [at for at in range(len(self.names)) if self._keeps(at)]
-        once = [self._load(at, "0") for at in kept if not self._varies(at)]
-        each = [self._load(at, "u") for at in kept if self._varies(at)]
+        names, along = self.names, self.reduced
+        once = [self.loads(at, f"g_{names[at]}[0]", along) for at in kept if not self._varies(at)]
+        each = [self.loads(at, f"g_{names[at]}[u]", along) for at in kept if self._varies(at)]
         rows = [(at, value) for at, (whole, value) in enumerate(self.values) if not whole]
         return SOURCE % {
             "signature": signature,
@@ -156,26 +149,26 @@ class _Rows(Domain):
             "split_reduced": self.reduced.split("where"),
             "bases": self.bases(),
             "declared": " ".join(
-                f"Vector<{self.kinds[at]}, L> "
-                f"g_{self.names[at]}[{self.items if self._varies(at) else 1}];"
+                f"Vector<{self.kinds[at]}, L> g_{names[at]}[{'U' if self._varies(at) else 1}];"
                 for at in kept
             ),
             "once": " ".join(once),
             "each": "\n            ".join(each),
-            "phases": "".join(
-                self._phase(number, reductions, macros)
-                for number, reductions in enumerate(self.passes)
-            ),
-            "final": self._final(kinds, macros),
+            "phases": "".join(self._phase(*each) for each in enumerate(self.passes)),
+            "final": self._final(kinds),
             "row_operands": self._named(self.rows, "0"),
             "row_code": " ".join(self.rows.lines),
             "row_results": " ".join(
                 f"out{at}[kept] = stored<{kinds[at]}>({value});" for at, value in rows
             ),
-            **macros,
+            "group": self.group,
+            "threads": self.threads,
+            "lanes": self.lanes,
+            "items": self.items,
+            "exact": self.exact,
         }
 
-    def _phase(self, number: int, reductions: Reductions, macros: dict[str, Any]) -> str:
+    def _phase(self, number: int, reductions: Reductions) -> str:
         """Return C++ that reduces the rows, and gives all their threads the results."""
         variables = [self.given[at][0] for at in reductions.several]
         dtypes = [self.found[at].dtype for at in reductions.several]
@@ -195,10 +188,9 @@ class _Rows(Domain):
             "results": " ".join(
                 f"{name} = {value};" for name, value in zip(variables, values, strict=True)
             ),
-            **macros,
         }
 
-    def _final(self, kinds: Sequence[str], macros: dict[str, Any]) -> str:
+    def _final(self, kinds: Sequence[str]) -> str:
         """Return C++ that writes the results of all elements, if there are any."""
         full = [(at, value) for at, (whole, value) in enumerate(self.values) if whole]
         if not full:
@@ -214,12 +206,7 @@ class _Rows(Domain):
                 f"*(Vector<{kinds[at]}, L>*) (out{at} + kept * length + where) = o{at};"
                 for at, _ in full
             ),
-            **macros,
         }
-
-    def _load(self, at: int, item: str) -> str:
-        name = f"g_{self.names[at]}[{item}]"
-        return self.loads(at, name, self.reduced, self.reduced, "b")
 
     def _named(self, code: Code, item: str) -> str:
         """Return C++ that names the lanes of the operands of some code."""
@@ -232,8 +219,8 @@ class _Rows(Domain):
                 which = item if self._varies(at) else "0"
                 lines.append(f"const {kind}& {name} = g_{name}[{which}];")
             else:
-                guard, split = f"if ({self.exact} || where < length)", self.reduced.split("where")
-                load = self.loads(at, name, self.reduced, self.reduced, "b")
+                guard, split = "if (EXACT || where < length)", self.reduced.split("where")
+                load = self.loads(at, name, self.reduced)
                 lines.append(f"{kind} {name}; {guard} {{ {split} {load} }}")
         return "\n            ".join(lines)
 
@@ -273,9 +260,10 @@ template <int GROUP, class S> void share_group(S& mine) {
 SOURCE = r"""
 KERNEL(%(threads)d)
 on_chip(%(signature)s) {
-    constexpr int L = %(lanes)d, U = %(items)d, GROUP = %(group)d;
+    constexpr int L = %(lanes)d, U = %(items)d, GROUP = %(group)d, THREADS = %(threads)d;
+    constexpr bool EXACT = %(exact)d;
     const int lane = threadIdx.x %% GROUP;
-    const Index kept = ((Index) blockIdx.x * %(threads)d + threadIdx.x) / GROUP;
+    const Index kept = ((Index) blockIdx.x * THREADS + threadIdx.x) / GROUP;
     const Index where_kept = kept < results ? kept : 0;
     %(split_kept)s
     %(bases)s
@@ -284,7 +272,7 @@ on_chip(%(signature)s) {
     #pragma unroll
     for (int u = 0; u < U; ++u) {
         const Index where = (lane + u * GROUP) * L;
-        if (%(exact)d || where < length) {
+        if (EXACT || where < length) {
             %(split_reduced)s
             %(each)s
         }
@@ -304,7 +292,7 @@ on_chip(%(signature)s) {
 PHASE = r"""
     %(declared)s
     {
-        constexpr int N = %(exact)d ? L * U : L;  // elements of a batch
+        constexpr int N = EXACT ? L * U : L;  // elements of a batch
         States%(number)d all;
         all.start();
         %(arrays)s
@@ -315,16 +303,16 @@ PHASE = r"""
             %(operands)s
             #pragma unroll
             for (int j = 0; j < L; ++j) {
-                const int e = (%(exact)d ? u * L : 0) + j;
+                const int e = (EXACT ? u * L : 0) + j;
                 places[e] = where + j;
                 %(code)s
                 %(values)s
             }
             if (u == 0) { %(seed)s }
-            if (!%(exact)d && where < length) { %(take)s }
+            if (!EXACT && where < length) { %(take)s }
         }
-        if (%(exact)d) { %(take)s }
-        merge_group<GROUP, %(threads)d>(all, lane);
+        if (EXACT) { %(take)s }
+        merge_group<GROUP, THREADS>(all, lane);
         share_group<GROUP>(all);
         %(results)s
     }
@@ -341,6 +329,6 @@ RESULT = r"""
             %(code)s
             %(values)s
         }
-        if (%(exact)d || where < length) { %(stores)s }
+        if (EXACT || where < length) { %(stores)s }
     }
 """

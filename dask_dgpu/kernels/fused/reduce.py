@@ -251,9 +251,7 @@ def _source(
             f"const Vector<{kind}, L>& {name} = g_{name}[u];" for name, kind in operands
         ),
         "loads": "\n            ".join(
-            domain.loads(
-                at, f"g_{name}[u]", domain.reduced if rows else domain.kept, domain.reduced, "b"
-            )
+            domain.loads(at, f"g_{name}[u]", domain.reduced if rows else domain.kept)
             for at, name in enumerate(domain.names)
         ),
         "code": "\n                ".join(reductions.code.lines),

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
-from dask_dgpu.kernels.fused.nodes import node_value
+from dask_dgpu.kernels.fused.nodes import FUNCTIONS, node_value
 from dask_dgpu.kernels.fused.reductions import REDUCTIONS
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 

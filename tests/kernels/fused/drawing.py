@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
-from dask_dgpu.kernels.fused.nodes import node_value
+from dask_dgpu.kernels.fused.nodes import FUNCTIONS, node_value
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
 
 DTYPES = (

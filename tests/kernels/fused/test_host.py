@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.kernels.fused import evaluate
-from dask_dgpu.kernels.fused.functions import FUNCTIONS
 from dask_dgpu.kernels.fused.host import TILE_BYTES, evaluate_host
-from dask_dgpu.kernels.fused.nodes import evaluate_nodes
+from dask_dgpu.kernels.fused.nodes import FUNCTIONS, evaluate_nodes
 from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Reduce, View
 from tests.kernels.fused.drawing import Drawn, drawn
