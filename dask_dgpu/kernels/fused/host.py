@@ -50,27 +50,23 @@ def evaluate_host(
     shapes = _tiled_shapes(expression, blocks, elements)
     if shapes is None:
         return evaluate_nodes(expression, blocks)
-    nodes = expression.nodes
-    strides = [block.strides for block in blocks]
-    planner = Planner(expression, shapes, strides, elements)
-    computed = {at for at in expression.results if not _views_input(expression, at)}
-    known: dict[int, Array] = {}
-    passes = planner.passes(computed)
+    nodes, results = expression.nodes, expression.results
+    planner = Planner(expression, shapes, [block.strides for block in blocks], elements)
+    found = {at: _view_of_input(nodes, at, blocks) for at in results}
+    views = {at: view for at, view in found.items() if view is not None}
+    passes = planner.passes({at for at in results if at not in views})
     last = {step.node: at for at, plan in enumerate(passes) for step in plan.steps}
-    returned = set(expression.cone(*set(expression.results) - computed))
+    returned = set(expression.cone(*views))
     left = {
         at: blocks[node.at]
         for at, node in enumerate(nodes)
         if isinstance(node, Input) and node.at in spare and at not in returned
     }
+    known: dict[int, Array] = {}
     for number, plan in enumerate(passes):
         over = {at: block for at, block in left.items() if last.get(at) == number}
-        found = TilePass(plan, nodes, blocks, known, over).run()
-        known.update(found)
-    return tuple(
-        known[at] if at in computed else _view_of_input(expression, at, blocks)
-        for at in expression.results
-    )
+        known |= TilePass(plan, nodes, blocks, known, over).run()
+    return tuple([views[at] if at in views else known[at] for at in results])
 
 
 def _tiled_shapes(
@@ -123,16 +119,10 @@ def _is_known(node: Node) -> bool:
     return True
 
 
-def _views_input(expression: Expression, at: int) -> bool:
-    """Whether a node is an input or a view of one: it needs no work."""
-    node = expression.nodes[at]
-    while isinstance(node, View):
-        node = expression.nodes[node.argument]
-    return isinstance(node, Input)
-
-
-def _view_of_input(expression: Expression, at: int, blocks: Sequence[Array]) -> Array:
-    node = expression.nodes[at]
+def _view_of_input(nodes: Sequence[Node], at: int, blocks: Sequence[Array]) -> Array | None:
+    """Return an input or a view of one, which need no work; None for another node."""
+    node = nodes[at]
     if isinstance(node, View):
-        return viewed(_view_of_input(expression, node.argument, blocks), node.axes)
+        below = _view_of_input(nodes, node.argument, blocks)
+        return None if below is None else viewed(below, node.axes)
     return blocks[node.at] if isinstance(node, Input) else None
