@@ -36,8 +36,8 @@ from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import Prepared, prepared
 from dask_dgpu.runtime.program import Launch
-from graph_opt.dask_graph.emit import is_gang
 from graph_opt.model.layout import dealt
+from graph_opt.model.names import is_gang
 
 OUT = Path(__file__).parent / "results" / "steps-cpu.jsonl"
 SIDE = 64

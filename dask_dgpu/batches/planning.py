@@ -17,7 +17,7 @@ from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.cost.table import at_least
-from dask_dgpu.environment.facts import enough
+from dask_dgpu.planner.present import enough
 from graph_opt.model.cost import pipelined
 
 BATCH_SECONDS = 5e-3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
-from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
@@ -37,12 +34,6 @@ RUNTIME_BYTES = 180 * 2**20
 
 RECORDED_FRACTION = 1 / 8
 """Most of the usable memory for recordings, which plans do not count: the margin has it."""
-
-ROOM_STEPS = 64
-"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
-
-MEMORIES = range(1 << 62)
-"""Bytes that a device may have."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +58,7 @@ class ClusterFacts:
     hosts: Hosts = ()  # workers on each host; empty for one host
     threads: int = 1  # blocks that a worker on CPUs computes at a time in a gang
     machine: Machine = field(init=False)  # the rates of one rank
+    kind: str = field(init=False)  # what measured rates hold for
 
     def __post_init__(self) -> None:
         machine = machine_of(self.device, self.protocol, self.one_sided)
@@ -74,12 +66,9 @@ class ClusterFacts:
             machine = replace(machine, round_trip_seconds=0.0)
         machine = calibrated(machine, dict(self.figures))
         object.__setattr__(self, "machine", replace(machine, hosts=self.hosts))
-
-    @property
-    def kind(self) -> str:
-        """What measured rates hold for: hardware, transport, protocol, and several hosts."""
         on_hosts = f", hosts of {self.hosts} workers" if self.hosts else ""
-        return f"{self.hardware}, {self.device}, {self.transport}, {self.protocol}{on_hosts}"
+        kind = f"{self.hardware}, {self.device}, {self.transport}, {self.protocol}{on_hosts}"
+        object.__setattr__(self, "kind", kind)
 
 
 ALONE = ClusterFacts(
@@ -184,35 +173,6 @@ def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     found = None if memory is None else memory * (1 - settings.safety_margin)
     bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
     return min(bounds, default=None)
-
-
-def left_of(most: float, others: float) -> float:
-    """Return the bytes that are left of ``most`` for a gang beside other results."""
-    step = max(1.0, most / ROOM_STEPS)
-    return max(0.0, most - ceil(others / step) * step)
-
-
-class LeastMemory(NamedTuple):
-    """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
-
-    limit: int | None
-    cap: int | None
-
-
-def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings) -> LeastMemory:
-    """Return settings under which so many bytes are left beside other results."""
-
-    def least(share: float) -> int:
-        """Return the least bytes of which a share leaves enough: more of them leave more."""
-        leaves = partial(left_of, others=others)
-        return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
-
-    memory, cap = memory_of(facts, settings), settings.memory_cap
-    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
-    return LeastMemory(
-        least_limit if memory is not None and memory < least_limit else None,
-        least_cap if cap is not None and cap < least_cap else None,
-    )
 
 
 def limits_of(facts: ClusterFacts, settings: Settings) -> Limits:

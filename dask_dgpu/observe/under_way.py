@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from graph_opt.dask_graph.emit import is_gang, serves
+from graph_opt.model.names import is_gang, serves
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

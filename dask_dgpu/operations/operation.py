@@ -26,9 +26,9 @@ from graph_opt.model.layout import (
     cuts_of,
     dealt,
     dtype_named,
-    label,
     spread,
 )
+from graph_opt.model.names import label
 
 Array = Any
 Blocks = dict[Index, Array]

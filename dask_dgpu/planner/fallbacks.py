@@ -12,7 +12,7 @@ from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.states import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.dask_graph.layers import name_of
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -15,7 +15,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.comm.bootstrap import Transport
-from dask_dgpu.environment.facts import ClusterFacts, left_of, limits_of, usable
+from dask_dgpu.environment.facts import ClusterFacts, limits_of, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
 from dask_dgpu.operations.operation import Node, value_of
@@ -45,6 +45,7 @@ from dask_dgpu.planner.present import (
     Present,
     figures_of,
     is_offloaded,
+    left_of,
     other_scheduler,
     plugin_on,
     present_on,
@@ -63,6 +64,7 @@ from graph_opt.dask_graph.plain import Plain as PlainTasks
 from graph_opt.dask_graph.products import with_plain
 from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.dask_graph.rules import find
+from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Blockwork, Member, Piece, Region
@@ -171,6 +173,10 @@ class GraphOptimizer:
 
     settings: Settings
     facts: ClusterFacts
+    most: float | None = field(init=False)  # bytes of a device that may be used
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "most", usable(self.facts, self.settings))
 
     def __call__(self, dsk: Any, keys: Any, **kwargs: Any) -> Any:
         """Optimize a graph; after an error, leave it to Dask and report the error."""
@@ -178,16 +184,16 @@ class GraphOptimizer:
         try:
             if not isinstance(graph, HighLevelGraph):
                 graph = HighLevelGraph.from_collections(str(id(dsk)), dsk, dependencies=())
-            graph = guarded(graph)
-            optimizer, wanted = self.calibrated(), _flat(keys)
+            wanted = _flat(keys)
             if (other := other_scheduler(self.facts.scheduler)) is not None:
                 report_elsewhere(other, self.facts.scheduler, arrays_of(graph, wanted))
                 return dask.array.optimization.optimize(graph, keys, **kwargs)
             present, here = present_on(self.facts.scheduler), plugin_on(self.facts.scheduler)
-            if here is None or kwargs or not is_offloaded():
-                return optimizer.optimize(graph, keys, present, **kwargs)
-            here.new_arrays.expect(wanted)
-            return optimized(optimizer, graph, wanted, present, here.structures)
+            if here is not None and is_offloaded():
+                here.new_arrays.expect(wanted)
+                if isinstance(graph, SentGraph):
+                    return optimized(self, graph, wanted, present, here.structures)
+            return self.calibrated().optimize(graph, keys, present, **kwargs)
         except Exception as error:
             if self.settings.on_error == "raise":
                 raise
@@ -196,7 +202,7 @@ class GraphOptimizer:
 
     def optimize(self, graph: HighLevelGraph, keys: Any, present: Present, **kwargs: Any) -> Any:
         """Insert gangs into a graph, then let Dask optimize it; return its tasks or layers."""
-        rewriting = self.rewrite(graph, keys, present)
+        rewriting = self.rewrite(guarded(graph), keys, present)
         if logger.isEnabledFor(logging.INFO):
             log_verdicts(rewriting, arrays_of(graph, _flat(keys)))
         found = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
@@ -417,8 +423,7 @@ class GraphOptimizer:
 
     def room(self, others: float) -> float | None:
         """Return the bytes of a device for a gang beside other results; ``None`` for no limit."""
-        most = usable(self.facts, self.settings)
-        return None if most is None else left_of(most, others)
+        return None if self.most is None else left_of(self.most, others)
 
     def launch(self, region: Region, room: float | None = None) -> Launch:
         """Return the program of a region that may use ``room`` bytes of a device."""

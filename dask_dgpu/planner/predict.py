@@ -29,7 +29,8 @@ from graph_opt.dask_graph.parse import ArrayGraph, cull
 from graph_opt.dask_graph.recipes import in_order
 from graph_opt.dask_graph.work import array, block_nbytes, memory_beside, task_seconds
 from graph_opt.model.cost import Machine, gang_seconds
-from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt, label
+from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt
+from graph_opt.model.names import label
 from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.passes import depth_first

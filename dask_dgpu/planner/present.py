@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from threading import current_thread
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.facts import ClusterFacts, memory_of
+from dask_dgpu.environment.settings import Settings
 from dask_dgpu.planner.predict import Places
 from dask_dgpu.runtime.scheduler.states import place_of
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -27,8 +30,43 @@ Figures = tuple[tuple[str, float], ...]
 LEAST_OTHERS = 1
 """Bytes of other results that count if there are none, since the first one would change plans."""
 
+ROOM_STEPS = 64
+"""Free memory counts in such fractions of the limit, so equal programs have equal plans."""
+
+MEMORIES = range(1 << 62)
+"""Bytes that a device may have."""
+
 OFFLOADED = "Dask-Offload"
 """How the names of the threads begin in which a scheduler reads graphs."""
+
+
+def left_of(most: float, others: float) -> float:
+    """Return the bytes that are left of ``most`` for a gang beside other results."""
+    step = max(1.0, most / ROOM_STEPS)
+    return max(0.0, most - ceil(others / step) * step)
+
+
+class LeastMemory(NamedTuple):
+    """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
+
+    limit: int | None
+    cap: int | None
+
+
+def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings) -> LeastMemory:
+    """Return settings under which so many bytes are left beside other results."""
+
+    def least(share: float) -> int:
+        """Return the least bytes of which a share leaves enough: more of them leave more."""
+        leaves = partial(left_of, others=others)
+        return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
+
+    memory, cap = memory_of(facts, settings), settings.memory_cap
+    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
+    return LeastMemory(
+        least_limit if memory is not None and memory < least_limit else None,
+        least_cap if cap is not None and cap < least_cap else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +100,10 @@ def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
     return None if scheduler is None else _plugin(scheduler)
 
 
+def _plugin(scheduler: Scheduler) -> GangSchedulerPlugin | None:
+    return cast("GangSchedulerPlugin | None", scheduler.plugins.get(PLUGIN))
+
+
 def is_offloaded() -> bool:
     """Whether a scheduler's thread asks, so the graph was sent to it and is a copy.
 
@@ -84,34 +126,24 @@ def other_scheduler(scheduler_id: str | None) -> Scheduler | None:
 
 def present_on(scheduler_id: str | None, client: Client | None = None) -> Present:
     """Return the results of a scheduler, here or of a client; nothing without a cluster."""
-    scheduler = scheduler_here(scheduler_id)
-    if scheduler is not None:
-        return Present(
-            partial(_other_results, dask_scheduler=scheduler),
-            partial(_places, dask_scheduler=scheduler),
-        )
-    if client is None or scheduler_id is None:
+    ask = _asking(scheduler_id, client)
+    if ask is None:
         return NOTHING
-
-    def ask(function: Callable[..., Any], keys: Collection[Key]) -> Any:
-        return client.run_on_scheduler(function, keys=list(keys))
-
-    return Present(partial(ask, _other_results), partial(ask, _places))
+    return Present(lambda keys: ask(_other_results, keys), lambda keys: ask(_places, keys))
 
 
 def figures_of(facts: ClusterFacts, client: Client | None = None) -> Figures:
     """Return the measured rates of a cluster, none if they are unknown so far."""
-    scheduler = scheduler_here(facts.scheduler)
+    ask = _asking(facts.scheduler, client)
+    return () if ask is None else ask(_figures, facts.kind)
+
+
+def _asking(scheduler_id: str | None, client: Client | None) -> Callable[..., Any] | None:
+    """Return what calls a function on a scheduler, here or of a client; ``None`` without one."""
+    scheduler = scheduler_here(scheduler_id)
     if scheduler is not None:
-        return _figures(facts.kind, scheduler)
-    if client is None or facts.scheduler is None:
-        return ()
-    found: Figures = client.run_on_scheduler(_figures, kind=facts.kind)
-    return found
-
-
-def _plugin(scheduler: Scheduler) -> GangSchedulerPlugin | None:
-    return cast("GangSchedulerPlugin | None", scheduler.plugins.get(PLUGIN))
+        return lambda function, value: function(value, dask_scheduler=scheduler)
+    return None if client is None or scheduler_id is None else client.run_on_scheduler
 
 
 def _figures(kind: str, dask_scheduler: Scheduler) -> Figures:

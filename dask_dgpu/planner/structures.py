@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import dask
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.planner.predict import Places
-from dask_dgpu.planner.present import Present
-from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.scheduler.structures import Kept, Structures
-from graph_opt.dask_graph.emit import is_gang
-from graph_opt.dask_graph.pickling import IncomparableError, opened, pickled
+from dask_dgpu.planner.present import Present, figures_of
+from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.renaming import Canonical, parted
-from graph_opt.dask_graph.sent import Layers, SentGraph
+from graph_opt.dask_graph.sent import Created, IncomparableError, SentGraph, opened, pickled
+from graph_opt.model.names import is_gang, parted, split
 
 if TYPE_CHECKING:
     from dask_dgpu.planner.optimizer import GraphOptimizer
@@ -34,61 +32,55 @@ logger = logging.getLogger(__name__)
 Key = Any
 
 GRAPH = "graph"
-"""The name of the present graph in a kept one."""
+"""The name of the present graph in a kept one; arrays have numbers."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An optimized graph, pickled with numbered tokens, of so many bytes with its programs.
+
+    The text is empty if it cannot be kept. It has references to the ``programs``, by name. New
+    tokens ``stand_for`` others.
+    """
+
+    text: bytes
+    stand_for: Created = field(default_factory=dict)
+    programs: Mapping[str, Program] = field(default_factory=dict)
+    nbytes: int = 0
 
 
 def optimized(
     optimizer: GraphOptimizer,
-    graph: HighLevelGraph,
+    graph: SentGraph,
     keys: Collection[Key],
     present: Present,
-    known: Structures,
+    known: MutableMapping[Any, Kept],
 ) -> Any:
     """Return an optimized graph, from a kept one with the same structure if there is one."""
+    figures = figures_of(optimizer.facts)
     try:
-        form = graph.form if isinstance(graph, SentGraph) else Canonical.of(graph, keys)
-        digest, new = blake2b(form.pickled).digest(), None
-        if digest not in known.sources:
-            new = form.open()
-            known.sources[digest] = pickle.dumps(_sources(new[0]))
-        sources = pickle.loads(form.restored(known.sources[digest]))
-        key = (digest, *_circumstances(optimizer, sources, present))
-        data = known.graphs.get(key)
-        if data is not None:
+        places = present.places(graph.sources)
+        key = (
+            blake2b(graph.text).digest(),
+            optimizer,
+            figures,
+            _alike(map(places.get, graph.sources)),
+            optimizer.room(present.others(graph.sources)),
+            str(dask.config.get("optimization", {})),
+        )
+        kept = known.get(key)
+        if kept is not None:
             logger.info("graph of %s keys: as one of the same structure before", len(keys))
         else:
-            known.graphs[key] = data = _optimized(optimizer, form, new or form.open(), present)
-        if data.text:
-            text = form.restored(data.text, data.stand_for)
-            return opened(text, {GRAPH: graph, **data.programs}, form.arrays)
+            known[key] = kept = _optimized(optimizer.with_figures(figures), graph, present)
+        if kept.text:
+            text = graph.restored(kept.text, kept.stand_for)
+            return opened(text, {GRAPH: graph, **kept.programs, **dict(enumerate(graph.arrays))})
     except IncomparableError as reason:
-        logger.debug("a graph is optimized without looking for its structure: %s", reason)
+        logger.debug("a graph is optimized without its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
         logger.debug("a graph could not be optimized by its structure", exc_info=True)
-    return optimizer.optimize(graph, list(keys), present)
-
-
-def _sources(graph: HighLevelGraph) -> list[Key]:
-    """Return the keys of layers that depend on none: their blocks may be in memory."""
-    return [
-        key
-        for name, layer in graph.layers.items()
-        if isinstance(layer, MaterializedLayer) and not graph.dependencies[name]
-        for key in layer
-    ]
-
-
-def _circumstances(
-    optimizer: GraphOptimizer, sources: Collection[Key], present: Present
-) -> tuple[Any, ...]:
-    """Return all that the optimized graph depends on, besides the graph."""
-    places = present.places(sources)
-    return (
-        optimizer,
-        _alike(places.get(key) for key in sources),
-        optimizer.room(present.others(sources)),
-        str(dask.config.get("optimization", {})),
-    )
+    return optimizer.with_figures(figures).optimize(graph, list(keys), present)
 
 
 def _alike(places: Iterable[int | None]) -> tuple[int, ...]:
@@ -97,29 +89,25 @@ def _alike(places: Iterable[int | None]) -> tuple[int, ...]:
     return tuple(numbers.setdefault(place, len(numbers)) for place in places)
 
 
-def _optimized(
-    optimizer: GraphOptimizer,
-    form: Canonical,
-    opened_form: tuple[HighLevelGraph, list[Key]],
-    present: Present,
-) -> Kept:
-    """Optimize the opened form of a graph; return the result with its tokens."""
+def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> Kept:
+    """Optimize a graph without names and data; return the result with its tokens."""
 
-    def others(keys: Collection[Key]) -> int:
-        return present.others([form.key(key) for key in keys])
+    def real(keys: Collection[Key]) -> list[Key]:
+        found: list[Key] = pickle.loads(sent.restored(pickle.dumps(list(keys))))
+        return found
 
     def places(keys: Collection[Key]) -> Places:
-        real = {form.key(key): key for key in keys}
-        return {real[key]: place for key, place in present.places(list(real)).items()}
+        own = dict(zip(real(keys), keys, strict=True))
+        return {own[key]: place for key, place in present.places(list(own)).items()}
 
-    graph, wanted = opened_form
-    found = optimizer.optimize(graph, wanted, Present(others, places))
+    graph, wanted = sent.open()
+    found = optimizer.optimize(graph, wanted, Present(lambda k: present.others(real(k)), places))
     if isinstance(found, HighLevelGraph):
         return Kept(b"")
     launches = {key[0]: task.args[0] for key, task in found.items() if is_gang(key)}
     programs = {f"program-{at}": each.program for at, each in enumerate(launches.values())}
-    own = partial(_reduced_plain, graph)
-    text = pickled(found, {GRAPH: graph, **programs}, _whole, own, refer=form.refer)
+    known: dict[Any, Any] = {GRAPH: graph, **programs, **dict(enumerate(sent.arrays))}
+    text = pickled(found, known, {Launch: partial(_reduced, graph)})
     stand_for = {_tokens(gang)[0]: _tokens(*each.names) for gang, each in launches.items()}
     # opened again, they hold no object of the user
     alone = {name: pickle.loads(pickle.dumps(program)) for name, program in programs.items()}
@@ -131,27 +119,26 @@ def _tokens(*names: str) -> list[bytes]:
     return parted(" ".join(names).encode())[1]
 
 
-def _whole(obj: Any) -> Any:
-    """Pickle launches with Dask's own tasks for the fallback; messages omit these."""
-    if not isinstance(obj, Launch):
-        return NotImplemented
-    return Launch, (obj.program, obj.names, obj.titles, obj.plain, obj.program.text[1])
+def _reduced(graph: HighLevelGraph, launch: Launch) -> tuple[Any, ...]:
+    """Reduce a launch with what messages omit: Dask's own tasks, as names of layers of the graph.
+
+    These are looked up if they are needed.
+    """
+    plain, parts = launch.plain, None
+    if isinstance(plain, Plain):
+        names = [name for name, layer in plain.layers.items() if graph.layers.get(name) is layer]
+        others = {name: layer for name, layer in plain.layers.items() if name not in names}
+        parts = others, plain.given, plain.wanted, False, graph, names
+    tokens = split(launch.program.text[1])
+    return _launch, (launch.program, launch.names, launch.titles, parts, tokens)
 
 
-def _reduced_plain(graph: HighLevelGraph, obj: Any) -> Any:
-    """Pickle Dask's own tasks as names of layers of the graph, which stay where they are."""
-    if not isinstance(obj, Plain):
-        return NotImplemented
-    names = [name for name, layer in obj.layers.items() if graph.layers.get(name) is layer]
-    others = {name: layer for name, layer in obj.layers.items() if name not in names}
-    return _plain, (graph, names, others, obj.given, obj.wanted)
-
-
-def _plain(
-    graph: HighLevelGraph,
-    names: list[str],
-    others: dict[str, Layer],
-    given: tuple[Key, ...],
-    wanted: tuple[Key, ...],
-) -> Plain:
-    return Plain(Layers(graph, names, others), given, wanted)
+def _launch(
+    program: Program,
+    names: tuple[str, ...],
+    titles: tuple[str, ...],
+    parts: tuple[Any, ...] | None,
+    tokens: list[bytes],
+) -> Launch:
+    plain = None if parts is None else Plain(*parts)
+    return Launch(program, names, titles, plain, b"".join(tokens))

@@ -24,9 +24,9 @@ from dask_dgpu.runtime.placement import Block
 from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.recipes import Common, Recipe
-from graph_opt.dask_graph.renaming import numbered, restored
 from graph_opt.model.cost import Hosts, Machine
 from graph_opt.model.layout import Bare, Index
+from graph_opt.model.names import numbered, restored
 from graph_opt.model.piece import Wanted, label_of
 
 Array = Any
@@ -123,20 +123,19 @@ class Program(Bare):
     blockworks: Blockworks = field(default_factory=lambda: Blockworks({}), compare=False)
 
     @cached_property
-    def text(self) -> tuple[bytes, tuple[bytes, ...]]:
-        """The program as ranks get it, pickled with numbered tokens, and the tokens.
+    def text(self) -> tuple[bytes, bytes]:
+        """The program as ranks get it, pickled with numbered tokens, and the tokens, joined.
 
         Free memory varies, and is the plans' matter.
         """
-        text, tokens = numbered(pickle.dumps(replace(self, room=None)))
-        return text, tuple(tokens)
+        return numbered(pickle.dumps(replace(self, room=None)))
 
     @cached_property
     def digest(self) -> bytes:
         """What identifies the text."""
         return blake2b(self.text[0], digest_size=16).digest()
 
-    def with_tokens(self, tokens: Sequence[bytes]) -> Program:
+    def with_tokens(self, tokens: bytes) -> Program:
         """Return the program with other tokens in its text."""
         return opened(self.text[0], tokens)
 
@@ -211,7 +210,7 @@ class Package:
         return cls(program.digest, digest, program.text[0], plans)
 
 
-def opened(text: bytes, tokens: Sequence[bytes]) -> Program:
+def opened(text: bytes, tokens: bytes) -> Program:
     """Return the program with a text that has these tokens."""
     program: Program = pickle.loads(restored(text, tokens))
     return program
@@ -231,7 +230,7 @@ class Launch:
     names: tuple[str, ...]
     titles: tuple[str, ...]
     plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
-    tokens: tuple[bytes, ...] | None = field(default=None, compare=False, repr=False)
+    tokens: bytes | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = self.plain

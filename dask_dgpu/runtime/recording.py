@@ -20,7 +20,7 @@ from dask_dgpu.operations.operation import Node
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 
 MOST_EVENTS = 100_000
 """Most events of a timeline."""

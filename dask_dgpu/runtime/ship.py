@@ -26,7 +26,8 @@ from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Blocks, Shipment, conforming, container_of
 from dask_dgpu.runtime.placement import Block
-from graph_opt.model.layout import CUPY, NUMPY, label
+from graph_opt.model.layout import CUPY, NUMPY
+from graph_opt.model.names import label
 
 Array = Any
 

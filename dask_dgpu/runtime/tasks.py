@@ -30,13 +30,14 @@ from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import Recording
-from graph_opt.dask_graph.emit import GANG, STAGE, Key
-from graph_opt.model.layout import CUPY, dealt, label
+from graph_opt.model.layout import CUPY, dealt
+from graph_opt.model.names import GANG, STAGE, label
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
 
 Array = Any
+Key = Any
 
 PLUGIN = "dask-dgpu"
 

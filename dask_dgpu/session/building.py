@@ -37,18 +37,12 @@ from dask.array.core import Array
 from dask.base import get_annotations
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.utils import typename
 
-from graph_opt.dask_graph.functions import (
-    VALUES,
-    Function,
-    UnknownError,
-    is_block,
-    is_known_function,
-    is_operator,
-    kind_of,
-)
+from graph_opt.dask_graph.functions import LASTING, Function, is_of_module
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task
 from graph_opt.dask_graph.members import is_known
+from graph_opt.model.layout import CONTAINERS
 
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]
 """Numbers of stand-in calls, found among the arguments of layers without doubt."""
@@ -65,6 +59,9 @@ MOST_TASKS = 256
 CACHED = ("shape", "numblocks", "ndim", "npartitions")
 """Properties of an array that Dask computes once, and that depend on its chunks alone."""
 
+VALUES = {bool, int, float, complex, str, bytes, type(None)}
+"""Types of arguments that are compared by their values, besides NumPy's own."""
+
 STAND_IN = "dgpu-input-"
 """The prefix of the names of stand-ins."""
 
@@ -72,6 +69,10 @@ NAME = re.compile(r"(.*-)([0-9a-f]{32})$", re.DOTALL)
 """A name that ends in a token."""
 
 _is_recording: ContextVar[bool] = ContextVar("dask_dgpu_is_recording", default=False)
+
+
+class UnknownError(Exception):
+    """The answer may not be the same again."""
 
 
 @cache
@@ -150,7 +151,9 @@ class _Call:
         self.numbers: list[float] = []
         self.marked = list(args)
         self._places: dict[str, int] = {}
-        any_number = bool(args) and is_operator(args[0])
+        # the values of floats do not count for their dtypes (NEP 50)
+        first = args[0] if args else None
+        any_number = type(first) is np.ufunc or getattr(first, "__module__", "") == "_operator"
         parts: list[Hashable] = []
         for at, value in enumerate(args):
             kind = type(value)
@@ -174,7 +177,7 @@ class _Call:
             if not _is_of_known_shape(array):
                 raise UnknownError
             self.arrays.append(array)
-        return place, array.chunks, kind_of(array._meta)
+        return place, array.chunks, _kind_of(array._meta)
 
     def stand_ins(self) -> list[Any]:
         """Return the arguments, with arrays of the same kinds but without blocks."""
@@ -192,7 +195,10 @@ def _part(value: Any) -> Hashable:
         return kind, repr(value)  # zeros have signs
     if kind is str and NAME.match(value):
         raise UnknownError  # it is another one each time
-    if kind in VALUES or is_known_function(value):
+    if kind in VALUES:
+        return kind, value
+    lasts = kind in LASTING or (kind is FunctionType and "<" not in value.__qualname__)
+    if lasts and is_of_module(value):
         return kind, value
     if kind is FunctionType and is_known(value) and _is_code_alone(value):
         return kind, value.__code__
@@ -210,9 +216,16 @@ def _part(value: Any) -> Hashable:
         return kind, value.dtype, value.tobytes()
     if isinstance(value, type) or value is Ellipsis:
         return value
-    if is_block(value) and value.size == 0:
-        return kind_of(value), value.shape
+    if getattr(value, "size", None) == 0:
+        return _kind_of(value), value.shape
     raise UnknownError
+
+
+def _kind_of(block: Any) -> Hashable:
+    """Return type, dtype and number of axes of a block of NumPy or CuPy."""
+    if typename(type(block)) not in CONTAINERS or block.dtype.metadata is not None:
+        raise UnknownError
+    return type(block), block.dtype, block.ndim
 
 
 def _is_code_alone(function: FunctionType) -> bool:
@@ -239,7 +252,7 @@ class Template:
     """
 
     inputs: list[str]
-    names: dict[str, tuple[str, str]]
+    names: dict[str, tuple[str, ...]]
     layers: dict[str, Layer]
     dependencies: dict[str, set[str]]
     name: str
@@ -296,26 +309,17 @@ def _template(found: Any, call: _Call) -> Template | None:
     inputs = [f"{STAND_IN}{at}" for at in range(len(call.arrays))]
     if type(found) is not Array or found.name in inputs or not _is_of_known_shape(found):
         return None
-    layers = {name: x for name, x in found.dask.layers.items() if name not in inputs}
-    parts = {name: match for name in layers if (match := NAME.match(name))}
+    layers = {name: _bare(x) for name, x in found.dask.layers.items() if name not in inputs}
+    parts = {name: match.groups() for name in layers if (match := NAME.match(name))}
     if parts.keys() != layers.keys() or any(name.startswith("rechunk") for name in layers):
         return None  # a rechunk depends on settings, and may warn
     if not all(_is_renamable(layer, MARKS[: len(call.numbers)]) for layer in layers.values()):
         return None
     cached = {name: getattr(found, name) for name in CACHED}
-    bare = {name: _bare(layer) for name, layer in layers.items()}
+    read = {name: set(found.dask.dependencies[name]) for name in layers}
     # It shares no objects with the arrays of the first call, as it shares none with later ones.
-    bare, chunks, cached = pickle.loads(pickle.dumps((bare, found.chunks, cached)))
-    return Template(
-        inputs,
-        {name: (match[1], match[2]) for name, match in parts.items()},
-        bare,
-        {name: set(found.dask.dependencies[name]) for name in layers},
-        found.name,
-        chunks,
-        found._meta,
-        cached,
-    )
+    layers, chunks, cached = pickle.loads(pickle.dumps((layers, found.chunks, cached)))
+    return Template(inputs, parts, layers, read, found.name, chunks, found._meta, cached)
 
 
 def _is_of_known_shape(array: Array) -> bool:
@@ -369,26 +373,27 @@ def _renamed_layer(layer: Any, names: Mapping[str, str], numbers: Mapping[float,
     changed["task"] = Task(name, task.func, *task.args, **task.kwargs)
     changed["numblocks"] = {names[old]: each for old, each in layer.numblocks.items()}
     changed["indices"] = tuple(
-        [
-            (_filled(each, numbers) if ind is None else names[each], ind)
-            for each, ind in layer.indices
-        ]
+        [(_operand(x, ind, names, numbers), ind) for x, ind in layer.indices]
     )
     return new
 
 
-def _filled(literal: Any, numbers: Mapping[float, float]) -> Any:
-    return numbers.get(literal, literal) if type(literal) is float else literal
+def _operand(x: Any, ind: Any, names: Mapping[str, str], numbers: Mapping[float, float]) -> Any:
+    if ind is not None:
+        return names[x]
+    return numbers.get(x, x) if type(x) is float else x
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
     kind = type(value)
-    if kind is str:
-        return names.get(value, value)
     if kind is tuple:
+        if value and type(value[0]) is str and value[0] in names:  # a key
+            return names[value[0]], *value[1:]
         return tuple([_renamed(each, names) for each in value])
     if kind is list:
         return [_renamed(each, names) for each in value]
+    if kind is str:
+        return names.get(value, value)
     if isinstance(value, GraphNode):
         keys = {key: _renamed(key, names) for key in value.dependencies}
         return value.substitute(keys, key=_renamed(value.key, names))

@@ -23,12 +23,13 @@ from dask_dgpu.array.matmul import by_setting
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.session.building import joining, replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
-from dask_dgpu.session.sending import sending
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
 from graph_opt.dask_graph.members import CONTRACTIONS
+from graph_opt.dask_graph.sent import sending
 from graph_opt.model.layout import BFLOAT16
 
 Function = Callable[..., Any]
@@ -81,7 +82,7 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
             with suppress(AttributeError):
                 original = getattr(owner, name)
                 yield owner, name, replaying(joining(original) if name == "blockwise" else original)
-    yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__)
+    yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__, GraphOptimizer)
     yield Array, "__getitem__", replaying(Array.__getitem__)
 
 

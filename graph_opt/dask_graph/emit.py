@@ -40,14 +40,10 @@ from typing import Any, NamedTuple
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import DataNode, GraphNode, List, Task, TaskRef
-from graph_opt.dask_graph.sent import SentGraph
+from graph_opt.model.names import GANG, STAGE, TURN, is_gang, is_stage, serves
 from graph_opt.model.piece import Region
 
 Key = Any
-
-STAGE = "dgpu-stage"
-GANG = "dgpu-gang"
-TURN = "dgpu-turn"
 
 
 class UnfusedTask(Task):
@@ -127,10 +123,8 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
     """Protect the gangs of a graph that was optimized before from Dask's fusion.
 
     If an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
-    another, which may be fused. A sent graph is protected already.
+    another, which may be fused.
     """
-    if isinstance(graph, SentGraph):
-        return graph
     layers = dict(graph.layers)
     for name, layer in graph.layers.items():
         if not isinstance(layer, MaterializedLayer):
@@ -147,21 +141,6 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
             {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
         )
     return HighLevelGraph(layers, graph.dependencies)
-
-
-def is_gang(key: Any) -> bool:
-    """Whether a key belongs to a ``gang`` task."""
-    return type(key) is tuple and type(key[0]) is str and key[0].startswith(GANG)
-
-
-def is_stage(key: Any) -> bool:
-    """Whether a key belongs to a ``stage`` task."""
-    return type(key) is tuple and type(key[0]) is str and key[0].startswith(STAGE)
-
-
-def serves(key: Any) -> bool:
-    """Whether a key belongs to a ``stage`` or ``turn`` task, which only serve a gang."""
-    return is_stage(key) or (type(key) is tuple and str(key[0]).startswith(TURN))
 
 
 def gang_key(region: Region) -> Key:

@@ -1,13 +1,11 @@
-"""Functions and blocks of which Dask finds out the same each time.
+"""Functions, and their arguments, that are proven to be the same at each call.
 
-Functions of users are called as ever, since they may do more than return a block. So is what
-holds blocks of other types than NumPy's and CuPy's.
+Those of users are not: they may do more than return a block.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -28,15 +26,14 @@ from graph_opt.dask_graph.internals import (
 from graph_opt.dask_graph.members import is_known
 from graph_opt.dask_graph.parse import unwrapped
 from graph_opt.dask_graph.recipes import Together
+from graph_opt.dask_graph.sent import named
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
+Parts = Mapping[type, Callable[[Any], Iterable[Any]]]
 
 MOST = 4096
 """Number of functions of which it is kept whether they are known."""
-
-VALUES = {bool, int, float, complex, str, bytes, type(None)}
-"""Types of arguments that are compared by their values, besides NumPy's own."""
 
 META = "meta"
 """The keyword of an array of which Dask's functions read the type alone."""
@@ -51,20 +48,24 @@ CONSTANTS = {
 """Types of values that nobody can change, besides NumPy's own."""
 
 
-class UnknownError(Exception):
-    """The answer may not be the same again."""
+FROZEN: Parts = {
+    tuple: iter,
+    frozenset: iter,
+    slice: lambda value: (value.start, value.stop, value.step),
+}
+"""The parts of values that nobody can change if nobody can change these."""
 
-
-def is_operator(function: Any) -> bool:
-    """Whether the values of floats do not count for a function's dtype (NEP 50)."""
-    return type(function) is np.ufunc or getattr(function, "__module__", "") == "_operator"
-
-
-def kind_of(block: Any) -> Hashable:
-    """Return type, dtype and number of axes of a block."""
-    if not is_block(block) or block.dtype.metadata is not None:
-        raise UnknownError
-    return type(block), block.dtype, block.ndim
+STATELESS: Parts = {
+    tuple: iter,
+    list: iter,
+    set: iter,
+    dict: lambda value: value.values(),
+    partial: lambda value: _called(value),
+    curry: lambda value: _called(value),
+    Compose: lambda value: (value.first, *value.funcs),
+    Together: lambda value: value.tasks,
+}
+"""The parts of functions, and of their arguments, that are the same at each call if these are."""
 
 
 def is_block(value: Any) -> bool:
@@ -72,15 +73,11 @@ def is_block(value: Any) -> bool:
     return typename(type(value)) in CONTAINERS
 
 
-def is_lasting(function: Any) -> bool:
-    """Whether a function is not created anew each time."""
-    kind = type(function)
-    return kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
-
-
 def is_known_function(function: Any) -> bool:
     """Whether a function is one of the modules of known packages."""
-    return is_lasting(function) and _is_of_module(function)
+    kind = type(function)
+    lasts = kind in LASTING or (kind is FunctionType and "<" not in function.__qualname__)
+    return lasts and is_of_module(function)
 
 
 def is_stateless(value: Any) -> bool:
@@ -94,40 +91,32 @@ def is_stateless(value: Any) -> bool:
     kind = type(value)
     if is_known(kind) and hasattr(kind, "is_stateless"):
         return bool(value.is_stateless)
-    if kind in (list, set):
-        return all(map(is_stateless, value))
-    if kind is dict:
-        return all(map(is_stateless, value.values()))
-    if kind is partial or kind is curry:
-        options = (each for name, each in value.keywords.items() if name != META)
-        return all(map(is_stateless, (value.func, value.args, *options)))
-    if kind is Compose:
-        return all(map(is_stateless, (value.first, *value.funcs)))
-    if kind is Together:
-        return all(map(is_stateless, value.tasks))
+    if kind in STATELESS:
+        return all(map(is_stateless, STATELESS[kind](value)))
     if kind is DataNode:
         return is_constant(value.value)
     if isinstance(value, Task):
         return all(map(is_stateless, (value.func, value.args, value.kwargs)))
-    if kind is tuple:
-        return all(map(is_stateless, value))
     return is_constant(value)
 
 
 def is_constant(value: Any) -> bool:
     """Whether nobody can change a value, or what it holds."""
     kind = type(value)
-    if kind in (tuple, frozenset):
-        return all(map(is_constant, value))
-    if kind is slice:
-        return all(map(is_constant, (value.start, value.stop, value.step)))
+    if kind in FROZEN:
+        return all(map(is_constant, FROZEN[kind](value)))
     if isinstance(value, type):
-        return _is_of_module(value)
-    if kind in CONSTANTS or isinstance(value, np.dtype | np.generic):
-        return True
+        return is_of_module(value)
     if is_block(value):
         return bool(value.size == 0)  # the meta of an array
+    if kind in CONSTANTS or isinstance(value, np.dtype | np.generic):
+        return True
     return is_known_function(value) or _keeps_axes(value)
+
+
+def _called(function: Any) -> Iterable[Any]:
+    options = (each for name, each in function.keywords.items() if name != META)
+    return function.func, function.args, *options
 
 
 def _keeps_axes(function: Any) -> bool:
@@ -139,15 +128,8 @@ def _keeps_axes(function: Any) -> bool:
 
 
 @lru_cache(MOST)
-def _is_of_module(function: Any) -> bool:
+def is_of_module(function: Any) -> bool:
+    """Whether a function or class is the one that the module of a known package has."""
     if not is_known(function):
         return False
     return unwrapped(named(function)) is function  # Dask binds a curry to the name of one
-
-
-def named(value: Any) -> Any:
-    """Return what the module of a function or class has under its name, ``None`` if nothing."""
-    found: Any = sys.modules.get(value.__module__)
-    for name in (getattr(value, "__qualname__", None) or value.__name__).split("."):  # of a ufunc
-        found = getattr(found, name, None)
-    return found

@@ -30,13 +30,16 @@ class Plain:
 
     Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
     input blocks, and ``wanted`` those of the blocks that others read. If it ``travels``, it is
-    pickled with its program.
+    pickled with its program. Further layers, by ``names``, are those of a ``graph``, which may be a
+    sent one: it is opened if they are needed.
     """
 
     layers: Mapping[str, Layer]
     given: tuple[Key, ...]
     wanted: tuple[Key, ...]
     travels: bool = False
+    graph: HighLevelGraph | None = None
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: HighLevelGraph, region: Region, *, travels: bool = False) -> Plain:
@@ -56,6 +59,13 @@ class Plain:
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.wanted
 
+    def __reduce__(self) -> Any:
+        return Plain, (self._every(), self.given, self.wanted, self.travels)
+
+    def _every(self) -> dict[str, Layer]:
+        found = {} if self.graph is None else self.graph.layers
+        return {name: found[name] for name in self.names} | dict(self.layers)
+
     def tasks(
         self, prefix: str, given: Mapping[Key, Any] = MappingProxyType({})
     ) -> tuple[dict[Key, GraphNode], list[Key]]:
@@ -64,7 +74,7 @@ class Plain:
         They read the blocks of the inputs by the keys in ``given``, by default their own.
         """
         every: dict[Any, Any] = {}
-        for layer in self.layers.values():
+        for layer in self._every().values():
             every.update(_by_tasks(layer))
         known = {*every, *self.given}
         tasks = cull(convert_legacy_graph(every, known), self.wanted)

@@ -2,73 +2,429 @@
 
 ::
 
-    client     layers  ->  bytes with numbered tokens, tokens, arrays
-    scheduler  known bytes:  the optimized graph gets the tokens
-               other bytes:  layers, optimized
+    client     layers       ->  bytes with numbered tokens; tokens, arrays
+    scheduler  known bytes  ->  the optimized graph gets the tokens and arrays
+               other bytes  ->  layers, optimized
 
-So the graph of a loop's next step is pickled once, and no layer of it exists on the scheduler.
+Equal graphs have equal bytes. Arrays stay beside the bytes. The values of blocks of an array in
+memory do not count: a graph that is opened for all values has placeholders for them, so nothing
+that is made of it can hold or depend on one. Other arrays count by a hash of their values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+import io
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-from dask.highlevelgraph import HighLevelGraph, Layer
+import cloudpickle
+import numpy as np
+from dask.blockwise import Blockwise
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.renaming import Canonical, split
+from graph_opt.dask_graph.internals import (
+    Alias,
+    ArrayOverlapLayer,
+    DataNode,
+    HLGExpr,
+    Task,
+    TaskRef,
+)
+from graph_opt.dask_graph.layers import DeferredLayer
+from graph_opt.model.layout import Bare
+from graph_opt.model.names import (
+    as_parameter,
+    joined,
+    numbered,
+    parted,
+    restored,
+    split,
+    varies,
+)
+
+logger = logging.getLogger(__name__)
 
 Key = Any
 Array = Any
+T = TypeVar("T")
+Function = Callable[..., Any]
+Reduction = tuple[Any, ...]
+"""What ``__reduce__`` returns."""
+
+Created = Mapping[bytes, Sequence[bytes]]
+"""The tokens that new tokens stand for."""
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+ARRAY = "dask.array.core.Array"
+"""The type of the collection that declares blocks."""
+
+COMPARABLE = (ArrayOverlapLayer, Blockwise, MaterializedLayer, DeferredLayer)
+"""The kinds of layers that hold all that their tasks depend on."""
+
+MOST_TASKS = 20_000
+"""Graphs with more tasks in their layers are not compared: reading them takes too long."""
+
+MOST_BYTES = 1 << 16
+"""Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
+
+SENT = "_dgpu_sent"
+"""The attribute of an expression with its graph as it is sent."""
+
+
+class IncomparableError(Exception):
+    """A graph holds what has no comparable bytes, or too much."""
 
 
 class SentGraph(HighLevelGraph):
-    """A graph in the ``form`` in which it was sent; looking at its layers opens it."""
+    """A graph and its requested keys in comparable form; looking at its layers opens it.
 
-    def __init__(self, form: Canonical) -> None:
-        self.form = form
+    Attributes
+    ----------
+    text : bytes
+        Both, pickled with numbered tokens: equal for all graphs of a structure.
+    tokens : bytes
+        The real tokens, in the order of their numbers.
+    arrays : tuple of ndarray
+        The arrays that the text refers to.
+    sources : list
+        The keys of layers that depend on none: their blocks may be in memory.
+    """
+
+    def __init__(
+        self, text: bytes, tokens: bytes, arrays: tuple[Array, ...], sources: list[Key]
+    ) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.arrays = arrays
+        self.sources = sources
+
+    @classmethod
+    def of(cls, graph: HighLevelGraph, keys: Iterable[Key]) -> SentGraph:
+        """Return a graph in comparable form.
+
+        Raises
+        ------
+        IncomparableError
+            If the graph is large, holds data, layers of other kinds or classes that cannot be
+            imported, or if a requested key is not of one of its layers.
+        """
+        for name, layer in graph.layers.items():
+            if type(layer) not in COMPARABLE:
+                raise IncomparableError(f"expected known kinds of layers, got {name}")
+        tables = {n: x for n, x in graph.layers.items() if isinstance(x, MaterializedLayer)}
+        if sum(map(len, tables.values())) > MOST_TASKS:
+            raise IncomparableError("expected a small graph")
+        numbers = {name: at for at, name in enumerate(graph.layers)}
+        needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
+        arrays = Arrays()
+        own = {np.ndarray: arrays.reduced, MaterializedLayer: arrays.reduced_layer}
+        text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)), own=own)
+        if any(parted(array.tobytes("A"))[1] for array in arrays.counted):
+            raise IncomparableError("expected arrays without what looks like a token")
+        sources = [key for n, x in tables.items() if not graph.dependencies[n] for key in x]
+        return cls(*numbered(text), tuple(arrays.found), sources)
+
+    def open(self) -> tuple[HighLevelGraph, list[Key]]:
+        """Return the graph with numbered tokens and no data, and its requested keys."""
+        return self._opened(self.text, blank=True)
+
+    def restored(self, data: bytes, stand_for: Created = NOTHING) -> bytes:
+        """Return pickled data about this graph with real tokens instead of numbered ones.
+
+        New tokens ``stand_for`` others, by default for all of the graph.
+        """
+        real = _Tokens(self.tokens)
+        for token, others in stand_for.items():
+            real[token] = _derived(token, b"".join(map(real.__getitem__, others)))
+        pieces, numbers = parted(data)
+        return joined(pieces, map(real.__getitem__, numbers))
+
+    def _opened(self, text: bytes, *, blank: bool = False) -> tuple[HighLevelGraph, list[Key]]:
+        layers, needed, keys = opened(text, self.arrays, blank=blank)
+        names = [name for name, _ in layers]
+        read = ({names[at] for at in numbers} for numbers in needed)
+        return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
 
     def __getattr__(self, name: str) -> Any:
         if name not in HighLevelGraph.__annotations__ or "layers" in vars(self):
             raise AttributeError(name)
-        vars(self).update(vars(self.form.graph()))
+        vars(self).update(vars(self._opened(restored(self.text, self.tokens))[0]))
         return getattr(self, name)
 
     def __reduce__(self) -> Any:
-        form = self.form
-        return _received, (form.pickled, b"".join(form.tokens), form.arrays)
+        return SentGraph, (self.text, self.tokens, self.arrays, self.sources)
 
 
-def _received(text: bytes, tokens: bytes, arrays: tuple[Array, ...]) -> SentGraph:
-    return SentGraph(Canonical(text, tuple(split(tokens)), arrays))
+def sending(original: Function, optimizers: type) -> Function:
+    """Wrap ``HLGExpr.__reduce__``: what these optimizers read is pickled as a :class:`SentGraph`.
+
+    Other graphs, and those that cannot be compared, are pickled as before.
+    """
+
+    @wraps(original)
+    def __reduce__(self: Any) -> Any:
+        if not isinstance(self.low_level_optimizer, optimizers):
+            return original(self)
+        keys, graph = self.__dask_keys__(), vars(self).get(SENT)
+        if graph is None:  # Dask pickles functions of a notebook twice
+            try:
+                graph = vars(self)[SENT] = SentGraph.of(self.hlg, {*flatten(keys)})
+            except Exception:  # Dask says what cannot be pickled
+                logger.debug("a graph is sent with all names", exc_info=True)
+                return original(self)
+        # that of compute() adds a task to the graph of another expression
+        kind: Any = type(self) if isinstance(self.dsk, HighLevelGraph) else HLGExpr
+        given = graph, self.low_level_optimizer, keys
+        return partial(kind, _determ_token=self.deterministic_token), given
+
+    return __reduce__
 
 
-def expression(
-    kind: type[Any], graph: SentGraph, optimizer: Any, keys: Sequence[Any], token: str
-) -> Any:
-    """Return the expression of Dask, of one ``kind``, that computes these keys of a graph."""
-    return kind(graph, optimizer, keys, _determ_token=token)
+def pickled(
+    value: Any,
+    known: Mapping[Any, Any] = NOTHING,
+    own: Mapping[type, Callable[[Any], Reduction]] = NOTHING,
+) -> bytes:
+    """Pickle a graph, or what is made of it, so that equal graphs have equal bytes.
+
+    Objects that are ``known`` are pickled as their names. ``own`` are further reductions by type.
+    """
+    file = io.BytesIO()
+    _Pickler(file, known, own).dump(value)
+    return file.getvalue()
 
 
-class Layers(Mapping[str, Layer]):
-    """Some layers of a graph, which is opened if someone looks one up, and others."""
+def opened(data: bytes, known: Mapping[Any, Any] | Sequence[Any], *, blank: bool = False) -> Any:
+    """Return what :func:`pickled` has pickled, with these ``known`` objects by their names.
 
-    def __init__(
-        self, graph: HighLevelGraph, names: Collection[str], others: Mapping[str, Layer]
-    ) -> None:
-        self._graph = graph
-        self._names = names
-        self._others = others
+    If ``blank``, blocks of data are :class:`Block`, the same for all values.
+    """
+    return _Unpickler(data, known, blank).load()
 
-    def __getitem__(self, name: str) -> Layer:
-        return self._others[name] if name in self._others else self._graph.layers[name]
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._names
-        yield from self._others
+@dataclass(frozen=True)
+class Block:
+    """Stands for a block of data, pickled as the ``reference`` to it.
 
-    def __len__(self) -> int:
-        return len(self._names) + len(self._others)
+    Pickle still has to see the array if a function holds it too: there its values count.
+    """
+
+    reference: tuple[int, str, tuple[int, ...]]
 
     def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+        raise IncomparableError("expected blocks of data to be inputs of gangs")
+
+
+class Arrays:
+    """The arrays that are ``found`` in a graph; the values of some are ``counted``."""
+
+    def __init__(self) -> None:
+        self.found: list[Array] = []
+        self.counted: list[Array] = []
+        self._numbers: dict[int, int] = {}
+        self._left = MOST_BYTES
+
+    def reduced(self, array: Array) -> Reduction:
+        """Reduce an array to its number, dtype and shape, and a hash."""
+        if array.dtype.hasobject:
+            return NotImplemented
+        self._left -= array.nbytes
+        if self._left < 0:
+            raise IncomparableError("expected a graph without data")
+        self.counted.append(array)
+        digest = blake2b(array.tobytes(), digest_size=16).digest()
+        return _kept, (*self._block(array).reference, digest)
+
+    def reduced_layer(self, layer: MaterializedLayer) -> Reduction:
+        """Reduce a layer; arrays that it declares as its blocks count without their values."""
+        state = _state(layer)
+        if _is_data(layer):
+            state["mapping"] = {key: self._as_block(task) for key, task in layer.mapping.items()}
+        return _with_state, (type(layer), state)
+
+    def _as_block(self, task: Any) -> Any:
+        """Return the placeholder of an array in place of a task."""
+        block = self._block(_data(task))
+        return DataNode(task.key, block) if type(task) is DataNode else block
+
+    def _block(self, array: Array) -> Block:
+        number = self._numbers.setdefault(id(array), len(self.found))
+        if number == len(self.found):
+            self.found.append(array)
+        return Block((number, repr(array.dtype), array.shape))
+
+
+class _Pickler(cloudpickle.CloudPickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        known: Mapping[Any, Any],
+        own: Mapping[type, Callable[[Any], Reduction]],
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._names = {id(each): name for name, each in known.items()}
+        self._reduced = {**_REDUCED, **own}
+        self._left = MOST_BYTES
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduce = self._reduced.get(type(obj))
+        if reduce is not None and (found := reduce(obj)) is not NotImplemented:
+            return found
+        if id(obj) in self._names:
+            return _kept, (self._names[id(obj)],)
+        if isinstance(obj, Task):
+            return _reduced_task(obj)
+        if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
+            return _with_state, (type(obj), obj.__getstate__())
+        if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
+            self._left -= obj.nbytes
+            if self._left < 0:
+                raise IncomparableError("expected a graph without data")
+        if isinstance(obj, type) and not _is_importable(obj):
+            raise IncomparableError(f"expected a class that can be imported, got {obj!r}")
+        return super().reducer_override(obj)
+
+
+def _kept(name: Any, *facts: Any) -> Any:
+    """Stand for the method of :class:`_Unpickler`.
+
+    A persistent ID would do too, but pickle asks for that of every string and number.
+    """
+    raise pickle.UnpicklingError(f"expected opened() to look up {name!r}")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, known: Any, blank: bool) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = known
+        self._blank = blank
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_kept.__module__, _kept.__qualname__):
+            return self._look_up
+        return super().find_class(module, name)
+
+    def _look_up(self, name: Any, *facts: Any) -> Any:
+        if self._blank and len(facts) == 2:  # of a counted array also a hash
+            return Block((name, *facts))
+        return self._known[name]
+
+
+class _Tokens(dict[bytes, bytes]):
+    """The tokens of a graph by their numbers; a new token stands for all of them."""
+
+    def __init__(self, tokens: bytes) -> None:
+        super().__init__((b"%032x" % at, each) for at, each in enumerate(split(tokens)))
+        self._all = tokens
+
+    def __missing__(self, token: bytes) -> bytes:
+        self[token] = real = _derived(token, self._all)
+        return real
+
+
+def _derived(token: bytes, real: bytes) -> bytes:
+    """Return the real form of a new token that stands for these ones."""
+    return blake2b(token + real, digest_size=16).hexdigest().encode()
+
+
+def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
+    """Return keys in the order of their layers: Dask has them in a set."""
+
+    def place(key: Key) -> tuple[int, tuple[int, ...]]:
+        name, *index = key if isinstance(key, tuple) else (key,)
+        if name not in numbers:
+            raise IncomparableError(f"expected a key of a layer, got {key!r}")
+        return numbers[name], tuple(index)
+
+    return sorted(keys, key=place)
+
+
+def _is_importable(obj: type) -> bool:
+    return obj.__module__ == "builtins" or (named(obj) is obj and obj.__module__ != "__main__")
+
+
+def named(value: Any) -> Any:
+    """Return what the module of a function or class has under its name, ``None`` if nothing."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in (getattr(value, "__qualname__", None) or value.__name__).split("."):  # of a ufunc
+        found = getattr(found, name, None)
+    return found
+
+
+def _is_data(layer: MaterializedLayer) -> bool:
+    """Whether a layer is an array in memory: each of its tasks is a block of it.
+
+    Other layers have arrays beside their tasks, such as the values and indices that ``setitem``
+    assigns.
+    """
+    facts = layer.collection_annotations or {}
+    if facts.get("type") != ARRAY:
+        return False
+    length = 1 + len(facts["chunks"])
+    return all(
+        type(key) is tuple and len(key) == length and _data(task) is not None
+        for key, task in layer.mapping.items()
+    )
+
+
+def _data(task: Any) -> Array | None:
+    """Return the array that is in place of a task, ``None`` for other tasks."""
+    value = task.value if type(task) is DataNode else task
+    return value if type(value) is np.ndarray and not value.dtype.hasobject else None
+
+
+def _reduced_task(task: Task) -> Reduction:
+    return _task, (type(task), task.key, task.func, task.args, task.kwargs, task.data_producer)
+
+
+def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer: bool) -> Task:
+    task: Task = object.__new__(cls)
+    Task.__init__(task, key, func, *args, _data_producer=producer, **kwargs)
+    return task
+
+
+def _reduced_layer(layer: Layer) -> Reduction:
+    return _with_state, (type(layer), _state(layer))
+
+
+def _state(layer: Layer) -> dict[str, Any]:
+    """Return a layer's attributes, without those that depend on who has looked at it.
+
+    Numbers among the operands become parameters.
+    """
+    state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
+    if type(layer) is Blockwise and any(index is None and varies(x) for x, index in layer.indices):
+        state["indices"] = tuple(
+            (as_parameter(x) if index is None and varies(x) else x, index)
+            for x, index in layer.indices
+        )
+    return state | {"_cached_keys": None} if "_cached_keys" in state else state
+
+
+def _with_state(cls: type[T], state: dict[str, Any]) -> T:
+    """Return an object of a class with these attributes."""
+    found = cls.__new__(cls)
+    vars(found).update(state)
+    return found
+
+
+_REDUCED: dict[type, Callable[[Any], Reduction]] = {
+    Alias: Alias.__reduce__,
+    ArrayOverlapLayer: _reduced_layer,
+    Block: lambda block: (_kept, block.reference),
+    Blockwise: _reduced_layer,
+    MaterializedLayer: _reduced_layer,
+    Task: _reduced_task,
+    TaskRef: TaskRef.__reduce__,
+    slice: lambda each: (slice, (each.start, each.stop, each.step)),
+}
+"""Reductions by type. What Dask derives, such as hashes, is computed again."""

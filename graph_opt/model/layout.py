@@ -133,12 +133,6 @@ class Declined:
     reason: str
 
 
-def label(name: str) -> str:
-    """Return a layer's name with a short token."""
-    operation, dash, token = name.rpartition("-")
-    return f"{operation}{dash}{token[:8]}" if dash else name
-
-
 def counted(count: int, noun: str) -> str:
     """Return a number and its noun, in the plural if it is not 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

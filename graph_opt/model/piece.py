@@ -12,7 +12,8 @@ from itertools import chain
 from typing import Any, ClassVar, Self
 
 from graph_opt.model.cost import Machine, Work
-from graph_opt.model.layout import ArrayNode, Cuts, Index, label
+from graph_opt.model.layout import ArrayNode, Cuts, Index
+from graph_opt.model.names import label
 
 Block = tuple[str, Index]
 

@@ -143,12 +143,12 @@ def tasks_run(client: Client) -> Iterator[Callable[[], int]]:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """Count the graphs whose layers are created; the scheduler is in this process."""
-    from graph_opt.dask_graph.renaming import Canonical
+    from graph_opt.dask_graph.sent import SentGraph
 
-    counting = Counting(Canonical._opened)
+    counting = Counting(SentGraph._opened)
 
-    def count(self: Canonical, text: bytes, **options: bool) -> Any:
+    def count(self: SentGraph, text: bytes, **options: bool) -> Any:
         return counting(self, text, **options)
 
-    monkeypatch.setattr(Canonical, "_opened", count)
+    monkeypatch.setattr(SentGraph, "_opened", count)
     return counting

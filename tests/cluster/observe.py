@@ -53,7 +53,7 @@ def structures(client: Client) -> int:
     """Number of structures that the scheduler keeps."""
 
     def count(dask_scheduler: Any) -> int:
-        return len(dask_scheduler.plugins[PLUGIN].structures.graphs)
+        return len(dask_scheduler.plugins[PLUGIN].structures)
 
     found: int = client.run_on_scheduler(count)
     return found
@@ -63,7 +63,7 @@ def forget_structures(client: Client) -> None:
     """Let the scheduler optimize each graph anew, as if the cluster were new."""
 
     def forget(dask_scheduler: Any) -> None:
-        dask_scheduler.plugins[PLUGIN].structures.graphs.clear()
+        dask_scheduler.plugins[PLUGIN].structures.clear()
 
     client.run_on_scheduler(forget)
 

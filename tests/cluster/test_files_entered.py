@@ -21,7 +21,7 @@ from tests.support.entered import noting
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-MOST_FIRST, MOST_THIRD = 60, 28
+MOST_FIRST, MOST_THIRD = 60, 25
 
 _entered: set[str] = set()
 

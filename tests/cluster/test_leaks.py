@@ -126,7 +126,7 @@ def structures(dask_scheduler: Any) -> dict[str, int]:
     """What is kept for graphs of known structures."""
     plugin = dask_scheduler.plugins[PLUGIN]
     return {
-        "optimized": len(plugin.structures.graphs),
+        "optimized": len(plugin.structures),
         "sent": sum(map(len, plugin.launches.sent.values())),
         "records": len(plugin.records._records),
         "placed": len(plugin.new_arrays._placed),

@@ -14,7 +14,7 @@ from distributed import Client, Event, futures_of, wait
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.worker import plugin
-from graph_opt.dask_graph.emit import is_gang
+from graph_opt.model.names import is_gang
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_delivery import CHUNK, A, _gang_worker
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.cost.table import at_least
-from dask_dgpu.environment.facts import ALONE, enough, left_of, usable
+from dask_dgpu.environment.facts import ALONE, usable
 from dask_dgpu.environment.settings import read
+from dask_dgpu.planner.present import enough, left_of
 from tests.support.profiles import examples
 
 BYTES = st.one_of(st.integers(1, 2000), st.integers(1, 1 << 45))

@@ -16,7 +16,8 @@ import dask_dgpu as dgpu
 from dask_dgpu.planner import optimizer as optimizer_module
 from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
 from dask_dgpu.runtime import tasks
-from graph_opt.dask_graph.emit import TaskFunctions, is_gang, serves
+from graph_opt.dask_graph.emit import TaskFunctions
+from graph_opt.model.names import is_gang, serves
 from graph_opt.model.parts import load
 
 ALWAYS = {"on_error": "raise", "when": "always", "memory_safety_margin": 0}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from graph_opt.dask_graph.emit import GangLayer, is_gang
+from graph_opt.dask_graph.emit import GangLayer
+from graph_opt.model.names import is_gang
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}

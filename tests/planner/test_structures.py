@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import dask
@@ -21,14 +20,11 @@ import dask_dgpu as dgpu
 from dask_dgpu.planner import structures
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import NOTHING, Present
-from dask_dgpu.runtime.scheduler.structures import Structures
-from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
-from graph_opt.dask_graph.pickling import IncomparableError
-from graph_opt.dask_graph.renaming import Canonical
 from graph_opt.dask_graph.sent import SentGraph
-from tests.graph_opt.dask_graph.test_renaming import PROGRAMS, held
+from graph_opt.model.names import is_gang
 from tests.graph_opt.dask_graph.test_sent import received
+from tests.graph_opt.dask_graph.test_texts import PROGRAMS, held
 from tests.support.profiles import examples
 from tests.support.programs import launches_of
 
@@ -36,10 +32,8 @@ RNG = np.random.default_rng(17)
 A, B = RNG.random((9, 9)), RNG.random((9, 9))
 
 
-@pytest.fixture(autouse=True, params=["here", "sent"])
-def enabled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Optimize graphs as they are, and as a client sends them."""
-    monkeypatch.setattr(Kept, "sent", request.param == "sent")
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
         yield
 
@@ -51,21 +45,16 @@ def optimizer() -> GraphOptimizer:
 
 
 class Kept:
-    """What a scheduler keeps, and the number of graphs that were optimized."""
-
-    sent = False
+    """What a scheduler keeps."""
 
     def __init__(self) -> None:
-        self.known = Structures()
-        self.graphs = self.known.graphs
+        self.graphs: dict[Any, structures.Kept] = {}
 
     def optimized(self, *arrays: da.Array, present: Present = NOTHING) -> Any:
         graph = HighLevelGraph.merge(*(z.__dask_graph__() for z in arrays))
         keys = {key for z in arrays for key in flatten(z.__dask_keys__())}
-        if self.sent:
-            with suppress(IncomparableError):
-                graph = received(SentGraph(Canonical.of(graph, keys)))
-        return structures.optimized(optimizer(), graph, keys, present, self.known)
+        graph = received(SentGraph.of(graph, keys))
+        return structures.optimized(optimizer(), graph, keys, present, self.graphs)
 
     def compute(self, z: da.Array, *sources: da.Array) -> Any:
         """Compute an array, on the blocks of :func:`held` ones."""
@@ -258,7 +247,8 @@ def test_a_gang_has_the_same_name_whatever_reads_its_arrays():
         task = Task(last, list, List(*map(TaskRef, flatten(z.__dask_keys__()))))
         layers = {**z.dask.layers, last: MaterializedLayer({last: task})}
         graph = HighLevelGraph(layers, {**z.dask.dependencies, last: {z.name}})
-        tasks = structures.optimized(optimizer(), graph, {last}, NOTHING, kept.known)
+        graph = SentGraph.of(graph, {last})
+        tasks = structures.optimized(optimizer(), graph, {last}, NOTHING, kept.graphs)
         found.append(set(filter(is_gang, tasks)))
     assert len(kept.graphs) == len(found[0]) == 1
     assert found[0] == found[1] == set(filter(is_gang, kept.optimized(z)))
@@ -341,13 +331,3 @@ def test_graphs_with_layers_are_not_kept():
     assert isinstance(kept.optimized(z), HighLevelGraph)
     assert [each.text for each in kept.graphs.values()] == [b""]
     assert isinstance(kept.optimized(z), HighLevelGraph)
-
-
-def test_incomparable_graphs_are_optimized():
-    class Local:
-        factor = 2
-
-    kept = Kept()
-    z = lazy(A).map_blocks(lambda block, kind: block * kind.factor, Local, dtype=float) @ lazy(B)
-    np.testing.assert_allclose(kept.compute(z), A * 2 @ B)
-    assert not kept.graphs

@@ -21,7 +21,7 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.batches.whole",
         "dask_dgpu.batches.held.BYTES_PER_TASK",
     },
-    "tests/cluster/conftest.py": {"graph_opt.dask_graph.renaming.Canonical"},
+    "tests/cluster/conftest.py": {"graph_opt.dask_graph.sent.SentGraph"},
     "tests/cluster/faults.py": {"dask_dgpu.algorithms.probe", "dask_dgpu.kernels.gemm"},
     "tests/support/forked.py": {"dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo"},
 }

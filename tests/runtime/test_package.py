@@ -28,7 +28,7 @@ from dask_dgpu.runtime.worker import member
 from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
-from tests.graph_opt.dask_graph.test_renaming import held
+from tests.graph_opt.dask_graph.test_texts import held
 from tests.planner.test_structures import Kept
 from tests.support.calls import Counting
 from tests.support.profiles import examples
@@ -77,7 +77,7 @@ class Ranks:
         program = launch.program.with_tokens(launch.tokens)
         planned = plans(program, self.owners(program), RANKS)
         package = Package.of(program, planned.payload)
-        return launch, staged, package, b"".join(program.text[1])
+        return launch, staged, package, program.text[1]
 
     def compute(self, z: da.Array) -> Any:
         """Compute an array, whose attribute ``given`` has the blocks of its inputs."""

@@ -17,7 +17,7 @@ from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.recording import DASK, GANG, Recording, word_of, words_of
 from graph_opt.model.cost import HOST, ProductRates, calibrated
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 RATES = {"bandwidth": 4.0, "float64.square": 10.0, "float64.tall": 1.0, "float64.vector": 1.0}

@@ -14,7 +14,7 @@ from dask_dgpu.environment.settings import read
 from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.plans import plans
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 from tests.support.programs import ALWAYS, Ran, even, joined, launch_of, loaded, run
 
 N, CHUNK, STEPS = 24, 6, 10

@@ -32,7 +32,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.session import building
 from dask_dgpu.session.building import LAYER_BYTES, NAME, replaying
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
-from graph_opt.dask_graph.renaming import Canonical
+from graph_opt.dask_graph.sent import SentGraph
 from tests.support.calls import Counting
 
 Build = Callable[..., Any]
@@ -313,7 +313,7 @@ def test_the_first_run_has_the_structure_of_later_ones(name: str) -> None:
         arrays = as_arrays(found)
         graph = HighLevelGraph.merge(*(array.dask for array in arrays))
         keys = [key for array in arrays for key in flatten(array.__dask_keys__())]
-        return Canonical.of(pickle.loads(cloudpickle.dumps(graph)), keys).pickled
+        return SentGraph.of(pickle.loads(cloudpickle.dumps(graph)), keys).text
 
     with dgpu.enable():
         first = structure(0)

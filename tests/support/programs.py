@@ -22,8 +22,8 @@ from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Key, Launch, Program
-from graph_opt.dask_graph.emit import is_gang
 from graph_opt.model.layout import dealt
+from graph_opt.model.names import is_gang
 from tests.support.recording import Ledger, RecordingComm
 
 Staged = list[list[Any]]

@@ -19,7 +19,7 @@ from dask.utils import typename
 from dask_dgpu.arguments import expected
 from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.tracer import Trace, Traced
-from graph_opt.dask_graph.functions import named
+from graph_opt.dask_graph.sent import named
 from graph_opt.model.expression import Expression
 from graph_opt.model.layout import CONTAINERS
 

@@ -15,7 +15,7 @@ from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
 from dask_dgpu.kernels.device.sequences import Sequences, Work
 from dask_dgpu.kernels.fft.cuda import ready_plans
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 
 Array = Any
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_dgpu.observe.explain.memory import GangMemory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.planner.predict import Lack, Prediction
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 from graph_opt.model.piece import Region
 
 

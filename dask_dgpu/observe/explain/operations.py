@@ -21,7 +21,8 @@ from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.members import calls_others, is_map, is_member
 from graph_opt.dask_graph.parse import CARRIED, unsupported
 from graph_opt.dask_graph.rules import OPTED_OUT
-from graph_opt.model.layout import counted, label
+from graph_opt.model.layout import counted
+from graph_opt.model.names import label
 from graph_opt.model.piece import Piece
 
 if TYPE_CHECKING:

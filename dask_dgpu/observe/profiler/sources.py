@@ -12,7 +12,7 @@ from dask.utils import key_split
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.recording import Found, Recording
-from graph_opt.dask_graph.emit import is_gang, serves
+from graph_opt.model.names import is_gang, serves
 
 if TYPE_CHECKING:
     from distributed import Client

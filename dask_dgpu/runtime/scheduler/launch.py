@@ -44,9 +44,9 @@ from dask_dgpu.runtime.scheduler.states import (
     stop_waiting,
     wait_again,
 )
-from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 from graph_opt.model.layout import dealt
+from graph_opt.model.names import is_gang
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

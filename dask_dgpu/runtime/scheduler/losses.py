@@ -26,8 +26,8 @@ from dask_dgpu.runtime.scheduler.states import (
     run_again,
     send,
 )
-from graph_opt.dask_graph.emit import is_gang, is_stage
 from graph_opt.dask_graph.plain import Plain
+from graph_opt.model.names import is_gang, is_stage
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
+from zict import LRU
 
 from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
@@ -31,10 +32,9 @@ from dask_dgpu.runtime.scheduler.rates import Rates
 from dask_dgpu.runtime.scheduler.records import Records
 from dask_dgpu.runtime.scheduler.run import Epochs, Run
 from dask_dgpu.runtime.scheduler.states import Stored, known_as, runs_on
-from dask_dgpu.runtime.scheduler.structures import Structures
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
-from graph_opt.dask_graph.emit import is_gang, is_stage
+from graph_opt.model.names import is_gang, is_stage
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 Key = Any
 
 CHECKS_MS = 1000.0
+
+KEPT_BYTES = 64 * 2**20
+"""Bytes of optimized graphs that are kept for others with the same structure."""
 
 ENDED = ("released", "forgotten", "erred")
 
@@ -67,7 +70,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
         self.new_arrays = NewArrays(scheduler)
-        self.structures = Structures()
+        self.structures: LRU[Any, Any] = LRU(KEPT_BYTES, {}, weight=lambda _, kept: kept.nbytes)
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )

@@ -21,9 +21,8 @@ from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.recording import Found, Recording, Step, words_of
 from dask_dgpu.runtime.scheduler.states import MEASUREMENT, RUNS
-from graph_opt.dask_graph.emit import is_gang
 from graph_opt.dask_graph.internals import Task
-from graph_opt.model.layout import label
+from graph_opt.model.names import is_gang, label
 from graph_opt.model.piece import Wanted
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ class Planned:
         else:
             found = plans(program, owners, size)
         ranks = tuple(rank for _, rank in found.results(program))
-        package, tokens = Package.of(program, found.payload), b"".join(program.text[1])
+        package, tokens = Package.of(program, found.payload), program.text[1]
         return cls(package, tokens, found.collectives, ranks, tried)
 
 
@@ -248,7 +248,7 @@ class Run:
             epoch=self.epoch,
             program=planned.package.program,
             digest=planned.package.digest,
-            tokens=planned.tokens if tokens is None else b"".join(tokens),
+            tokens=planned.tokens if tokens is None else tokens,
             names=self.launch.names,
             blocks=blocks,
             in_memory=self.holder is not None,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Launch
-from graph_opt.dask_graph.emit import serves
 from graph_opt.dask_graph.internals import DataNode, Task
+from graph_opt.model.names import serves
 
 if TYPE_CHECKING:
     from distributed.protocol.serialize import Serialized

@@ -36,8 +36,7 @@ from dask_dgpu.runtime.plans import Plans, received
 from dask_dgpu.runtime.prepared import Prepared, prepared
 from dask_dgpu.runtime.program import Package, Program, opened
 from dask_dgpu.runtime.worker.links import Links, accept
-from graph_opt.dask_graph.renaming import split
-from graph_opt.model.layout import label
+from graph_opt.model.names import label
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm as Connection
@@ -269,7 +268,7 @@ class _Kept:
 
     def open(self, tokens: bytes) -> None:
         """Open the program with other tokens: its functions depend on them."""
-        self.tokens, self.program = tokens, opened(self.text, split(tokens))
+        self.tokens, self.program = tokens, opened(self.text, tokens)
         for each in self.planned.values():
             each.prepared.clear()
 
@@ -328,7 +327,7 @@ class Programs:
         """Keep a program with plans. If it is new, open it with these tokens."""
         kept = self._kept.get(package.program)
         if kept is None:
-            program = opened(package.text, split(tokens))
+            program = opened(package.text, tokens)
             self._kept[package.program] = kept = _Kept(package.text, tokens, program)
         nbytes = OPENED * (len(kept.text) + len(package.plans))
         kept.planned[package.digest] = _Planned(self._received(package.plans), nbytes)

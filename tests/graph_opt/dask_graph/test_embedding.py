@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from dask.array.optimization import optimize
 
-from graph_opt.dask_graph.emit import embedded, is_gang, is_stage
+from graph_opt.dask_graph.emit import embedded
 from graph_opt.dask_graph.internals import DataNode, GraphNode
+from graph_opt.model.names import is_gang, is_stage
 from tests.graph_opt.graphs import array, emitted, keys_of
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)

@@ -13,9 +13,9 @@ from dask.array.optimization import optimize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.emit import GANG, STAGE
 from graph_opt.dask_graph.layers import PieceLayer
 from graph_opt.dask_graph.parse import cull
+from graph_opt.model.names import GANG, STAGE
 from graph_opt.model.piece import Region
 from graph_opt.pieces.matmul import MatmulPiece
 from tests.graph_opt.graphs import (

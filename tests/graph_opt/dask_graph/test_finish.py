@@ -9,7 +9,8 @@ from dask.array.optimization import optimize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.dask_graph.emit import GANG, STAGE, finish
+from graph_opt.dask_graph.emit import finish
+from graph_opt.model.names import GANG, STAGE
 from tests.graph_opt.graphs import array, emitted
 
 A, B = array(11, 13, chunks=(4, 5)), array(13, 7, chunks=(5, 3), seed=1)

@@ -14,9 +14,9 @@ from dask.highlevelgraph import HighLevelGraph
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.renaming import Canonical
-from graph_opt.dask_graph.sent import Layers, SentGraph
-from tests.graph_opt.dask_graph.test_renaming import PROGRAMS
+from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.sent import SentGraph
+from tests.graph_opt.dask_graph.test_texts import PROGRAMS
 from tests.support.profiles import examples
 
 X = da.from_array(np.arange(49.0).reshape(7, 7), chunks=3)
@@ -28,7 +28,7 @@ def sent(*arrays: da.Array) -> SentGraph:
     """Return the graph of some arrays as the scheduler gets it."""
     graph = HighLevelGraph.merge(*(z.__dask_graph__() for z in arrays))
     keys = {key for z in arrays for key in flatten(z.__dask_keys__())}
-    return received(SentGraph(Canonical.of(graph, keys)))
+    return received(SentGraph.of(graph, keys))
 
 
 def received(graph: SentGraph) -> SentGraph:
@@ -94,34 +94,29 @@ def test_a_sent_graph_is_sent_again_without_its_layers():
 def test_graphs_of_the_same_structure_differ_in_tokens_alone():
     values = np.random.default_rng(1).random((2, 7, 7))
     graphs = [sent((da.from_array(each, chunks=3) @ X) * each[0, 0]) for each in values]
-    assert len({graph.form.pickled for graph in graphs}) == 1
-    assert graphs[0].form.tokens != graphs[1].form.tokens
+    assert len({graph.text for graph in graphs}) == 1
+    assert graphs[0].tokens != graphs[1].tokens
     for graph, each in zip(graphs, values, strict=True):
-        assert any(array is not each for array in graph.form.arrays)
+        assert any(array is not each for array in graph.arrays)
 
 
 def test_blocks_travel_beside_the_pickle():
     big = np.zeros((1 << 10, 1 << 10))
     buffers: list[Any] = []
     graph = HighLevelGraph.merge(da.from_array(big, chunks=(512, -1)).__dask_graph__())
-    form = Canonical.of(graph, [])
-    text = pickle.dumps(SentGraph(form), protocol=5, buffer_callback=buffers.append)
+    text = pickle.dumps(SentGraph.of(graph, []), protocol=5, buffer_callback=buffers.append)
     assert len(text) < 10_000
     found = pickle.loads(text, buffers=buffers)
-    assert sum(array.nbytes for array in found.form.arrays) == big.nbytes
+    assert sum(array.nbytes for array in found.arrays) == big.nbytes
 
 
-def test_layers_are_looked_up_when_someone_asks():
+def test_dasks_own_tasks_are_looked_up_when_they_are_needed():
     z = X + 1
-    graph, other = sent(z), dict(X.__dask_graph__().layers)
-    layers = Layers(graph, [z.name], {"other": other[X.name]})
-    assert list(layers) == [z.name, "other"]
-    assert len(layers) == 2
-    assert layers["other"] is other[X.name]
+    graph, other = sent(z), X.__dask_graph__()
+    wanted = tuple(flatten(z.__dask_keys__()))
+    plain = Plain(dict(other.layers), (), wanted, graph=graph, names=(z.name,))
     assert not is_opened(graph)
-    assert layers[z.name] is graph.layers[z.name]
-    copied = pickle.loads(pickle.dumps(layers))
-    assert type(copied) is dict
-    assert copied.keys() == {z.name, "other"}
-    with pytest.raises(KeyError):
-        layers["missing"]
+    copied = pickle.loads(pickle.dumps(plain))
+    assert is_opened(graph)
+    for each in (plain, copied):
+        np.testing.assert_array_equal(each.blocks({})[z.name, 1, 2], np.asarray(z.blocks[1, 2]))

@@ -13,9 +13,9 @@ from dask.core import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graph_opt.dask_graph.pickling import opened, pickled
-from graph_opt.model.parameter import TYPES, Parameter, as_parameter, number, varies
-from tests.graph_opt.dask_graph.test_renaming import form, held
+from graph_opt.dask_graph.sent import opened, pickled
+from graph_opt.model.names import TYPES, Parameter, as_parameter, number, varies
+from tests.graph_opt.dask_graph.test_texts import form, held
 
 X = held(np.arange(35.0).reshape(7, 5))
 LONG, OTHER = 0.123456789, -9.87654321e-7
@@ -23,15 +23,15 @@ LONG, OTHER = 0.123456789, -9.87654321e-7
 
 def test_other_numbers_have_equal_bytes():
     for kind in TYPES.values():
-        assert form(X * kind(LONG)).pickled == form(X * kind(OTHER)).pickled
-    two = [form(X * a + b).pickled for a, b in ((LONG, OTHER), (OTHER, math.pi))]
+        assert form(X * kind(LONG)).text == form(X * kind(OTHER)).text
+    two = [form(X * a + b).text for a, b in ((LONG, OTHER), (OTHER, math.pi))]
     assert two[0] == two[1]
 
 
 @pytest.mark.parametrize("kind", TYPES.values(), ids=TYPES)
 def test_what_is_no_parameter(kind):
     constants = [0.0, -0.0, 1.0, 0.5, 0.123, 1e-8, 1234.0, math.inf, -math.inf, math.nan]
-    found = {form(X * kind(each)).pickled for each in constants}
+    found = {form(X * kind(each)).text for each in constants}
     assert len(found) == len(constants)
     assert not any(varies(kind(each)) for each in constants)
     assert not varies(123456789)
@@ -42,10 +42,10 @@ def test_what_is_no_parameter(kind):
 
 
 def test_types_and_equal_numbers_count():
-    kinds = [form(X * kind(LONG)).pickled for kind in TYPES.values()]
+    kinds = [form(X * kind(LONG)).text for kind in TYPES.values()]
     assert len(set(kinds)) == len(kinds)
-    assert form(X * LONG + LONG).pickled != form(X * LONG + OTHER).pickled
-    assert form(X * LONG).pickled != form(X + LONG).pickled
+    assert form(X * LONG + LONG).text != form(X * LONG + OTHER).text
+    assert form(X * LONG).text != form(X + LONG).text
 
 
 @given(
@@ -63,11 +63,11 @@ def test_a_number_is_itself_again(kind, value):
 def test_a_graph_has_its_own_numbers_again():
     for value in (LONG, OTHER):
         z = da.maximum(da.from_array(np.arange(6.0), 4) * value, np.float64(value) + 1)
-        canonical = form(z)
-        graph, keys = canonical.open()
+        found = form(z)
+        graph, keys = found.open()
         given: list[Any] = [x for layer in graph.layers.values() for x in _operands(layer)]
         assert sum(isinstance(each, Parameter) for each in given) == 2
-        again = opened(canonical.restored(pickled((graph, keys))), {}, canonical.arrays)[0]
+        again = opened(found.restored(pickled((graph, keys))), found.arrays)[0]
         wanted = list(flatten(z.__dask_keys__()))
         for one, two in zip(dask.get(again, wanted), dask.get(z.dask, wanted), strict=True):
             np.testing.assert_array_equal(one, two)

@@ -15,8 +15,7 @@ from distributed.protocol.serialize import deserialize, serialize, to_serialize
 
 import dask_dgpu as dgpu
 from dask_dgpu.planner.optimizer import GraphOptimizer
-from graph_opt.dask_graph import renaming
-from graph_opt.dask_graph.renaming import Canonical
+from graph_opt.dask_graph import sent as module
 from graph_opt.dask_graph.sent import SentGraph
 from tests.support.calls import Counting
 
@@ -80,7 +79,7 @@ def test_what_cannot_be_compared_is_sent_as_by_dask(monkeypatch: pytest.MonkeyPa
         pass
 
     cases = [X.map_blocks(lambda block, _: block, Local, dtype=float), X + 1]
-    monkeypatch.setattr(renaming, "MOST_TASKS", 2)
+    monkeypatch.setattr(module, "MOST_TASKS", 2)
     with dgpu.enable():
         for z in cases:
             found = sent(z)
@@ -107,8 +106,8 @@ def test_nothing_changes_without_the_optimizer() -> None:
 
 
 def test_functions_of_a_notebook_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Counting(Canonical.of)
-    monkeypatch.setattr(Canonical, "of", made)
+    made = Counting(SentGraph.of)
+    monkeypatch.setattr(SentGraph, "of", made)
     space: dict[str, Any] = {"__name__": "__main__"}
     exec("def double(block):\n    return 2 * block", space)
     z = X.map_blocks(space["double"])
