@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from time import time
@@ -64,6 +64,13 @@ class Span:
     def seconds(self) -> float:
         """How long the step took."""
         return self.stop - self.start
+
+    @classmethod
+    def joined(cls, ranks: Sequence[Span]) -> Span:
+        """Return the step of all ranks: the times of the slowest, and the bytes of all."""
+        slowest = max(ranks, key=lambda span: span.seconds)
+        nbytes, sent_bytes = sum(s.nbytes for s in ranks), sum(s.sent_bytes for s in ranks)
+        return replace(slowest, nbytes=nbytes, sent_bytes=sent_bytes)
 
     def values(self) -> tuple[Any, ...]:
         """Return all fields in order, in a thirtieth of the time of ``astuple``."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from math import nan
 from threading import Lock
 from typing import Any, NamedTuple
@@ -60,15 +59,9 @@ class Step:
 
     @classmethod
     def of(cls, span: Span) -> Step:
-        """Return the step of one rank."""
+        """Return the step with this span."""
         facts = span.nbytes, span.hidden, span.exposed
         return cls(label(span.name), span.seconds, *facts, sent_bytes=span.sent_bytes)
-
-    def joined(self, other: Step) -> Step:
-        """Return the same step of several ranks."""
-        slower = self if self.seconds >= other.seconds else other
-        nbytes, sent_bytes = self.nbytes + other.nbytes, self.sent_bytes + other.sent_bytes
-        return replace(slower, nbytes=nbytes, sent_bytes=sent_bytes)
 
 
 class Event(NamedTuple):
@@ -193,7 +186,7 @@ class Recording:
             self.gangs += 1
             before = ""
             for at, each in enumerate(zip(*spans.values(), strict=False)):
-                step = reduce(Step.joined, map(Step.of, each))
+                step = Step.of(Span.joined(each))
                 word = words[at] if at < len(words) and _is(step, launch, at) else step.name
                 row = self._row(word, GANG)
                 saved = 0

@@ -163,12 +163,14 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Note that a rank is done, and the results in its memory; the last one ends the run."""
         run = self._current(key, run_id)
         if run is not None:
-            self.records.add(run, worker, [Span(*span) for span in spans], details)
+            run.spans[worker] = [Span(*span) for span in spans]
+            run.details |= details
             run.stored |= {out: Stored(worker, *facts) for out, facts in stored}
             run.awaited.discard(worker)
             if not run.awaited:
                 run.finish()
                 hand_over(self.scheduler, run)
+                self.records.add(run)  # the client has the answer already
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
         """Give up a run after an error of a rank, unless a lost worker explains it."""

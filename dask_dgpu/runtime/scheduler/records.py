@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import time
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.diagnostics.task_stream import TaskStreamPlugin
@@ -38,38 +37,18 @@ HANDOVER = "blocks to and from gangs"
 """The operation of ``stage`` and ``out`` tasks."""
 
 
-@dataclass
-class _Record:
-    """A run: of each step the span of the slowest rank, and the bytes of all."""
+class _Record(NamedTuple):
+    """A finished run, without its functions; the spans are those of all ranks together."""
 
     run_id: int
     launch: Launch
-    ranks: int = 0
-    slowest: list[Span] = field(default_factory=list)
-    nbytes: list[int] = field(default_factory=list)
-    sent_bytes: list[int] = field(default_factory=list)
-    details: dict[str, bytes] = field(default_factory=dict)
+    spans: list[Span]
+    details: Mapping[str, bytes]
 
-    def add(self, spans: Sequence[Span]) -> None:
-        """Add a rank; this delays the answer to the client."""
-        self.ranks += 1
-        if self.ranks == 1:
-            self.slowest = list(spans)
-            self.nbytes = [span.nbytes for span in spans]
-            self.sent_bytes = [span.sent_bytes for span in spans]
-            return
-        both = zip(self.slowest, spans, strict=True)
-        self.slowest = [a if a.seconds >= b.seconds else b for a, b in both]
-        self.nbytes = [a + b.nbytes for a, b in zip(self.nbytes, spans, strict=True)]
-        self.sent_bytes = [a + b.sent_bytes for a, b in zip(self.sent_bytes, spans, strict=True)]
-
-    def result(self) -> tuple[Step, ...]:
-        """Return the steps with what their operations returned."""
-        rows = zip(self.slowest, self.nbytes, self.sent_bytes, strict=True)
-        return tuple(
-            replace(Step.of(span), nbytes=n, sent_bytes=sent, detail=self.details.get(span.name))
-            for span, n, sent in rows
-        )
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps with what their operations returned."""
+        return tuple(replace(Step.of(s), detail=self.details.get(s.name)) for s in self.spans)
 
 
 class Records:
@@ -79,41 +58,32 @@ class Records:
         self.scheduler = scheduler
         self._records: dict[Key, _Record] = {}
 
-    def add(
-        self,
-        run: Run,
-        worker: str,
-        spans: Sequence[Span],
-        details: Mapping[str, bytes] = MappingProxyType({}),
-    ) -> None:
-        """Add the steps of a finished rank, and the details of its operations, pickled."""
-        _show(self.scheduler, run.run_id, worker, spans)
+    def add(self, run: Run) -> None:
+        """Add a run whose ranks have all finished."""
+        for worker, spans in run.spans.items():
+            _show(self.scheduler, run.run_id, worker, spans)
         for recorder in recorders(self.scheduler):
-            recorder.finished(run, worker, spans, details)
-        record = self._records.pop(run.key, None)
-        if record is None or record.run_id != run.run_id:
-            launch, program = run.launch, run.launch.program.bare  # without functions
-            record = _Record(run.run_id, replace(launch, program=program, plain=None))
-        record.add(spans)
-        record.details.update(details)
-        self._records[run.key] = record
-        while len(self._records) > KEPT_RUNS:
+            recorder.finished(run)
+        joined = [Span.joined(ranks) for ranks in zip(*run.spans.values(), strict=True)]
+        launch = replace(run.launch, program=run.program.bare, plain=None)
+        self._records.pop(run.key, None)
+        self._records[run.key] = _Record(run.run_id, launch, joined, run.details)
+        if len(self._records) > KEPT_RUNS:
             del self._records[next(iter(self._records))]
-        if record.ranks == len(run.members):
-            event = {
-                "gang": run.key[0],
-                "run_id": run.run_id,
-                "ranks": record.ranks,
-                "steps": len(record.slowest),
-                "seconds": sum(span.seconds for span in record.slowest),
-                "nbytes": sum(record.nbytes),
-            }
-            self.scheduler.log_event(RUNS, event)
+        event = {
+            "gang": run.key[0],
+            "run_id": run.run_id,
+            "ranks": len(run.spans),
+            "steps": len(joined),
+            "seconds": sum(span.seconds for span in joined),
+            "nbytes": sum(span.nbytes for span in joined),
+        }
+        self.scheduler.log_event(RUNS, event)
 
     def last(self, wanted: Wanted) -> tuple[Step, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
         found = [record for record in self._records.values() if _has(record.launch.outputs, wanted)]
-        return found[-1].result() if found else ()
+        return found[-1].steps if found else ()
 
     def made(self, names: Collection[str]) -> list[tuple[tuple[str, ...], tuple[Step, ...]]]:
         """Return users' words and the steps of the last runs that made arrays of these names."""
@@ -124,7 +94,7 @@ class Records:
             if name in names
         }
         records = {record.run_id: record for record in last.values()}
-        return [(tuple(words_of(r.launch)), r.result()) for r in records.values()]
+        return [(tuple(words_of(r.launch)), r.steps) for r in records.values()]
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""
@@ -158,14 +128,6 @@ def _show(scheduler: Scheduler, run_id: int, worker: str, spans: Sequence[Span])
                 )
 
 
-@dataclass
-class _Reported:
-    """What the ranks of a run have reported so far: spans by worker, details by output."""
-
-    spans: dict[str, Sequence[Span]] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)
-
-
 class Recorder(SchedulerPlugin):
     """Records gangs and tasks for a ``client``, until it is removed or that client leaves."""
 
@@ -180,23 +142,14 @@ class Recorder(SchedulerPlugin):
         self.scheduler = scheduler
         self.recording = Recording()
         self.began = time()
-        self._reported: dict[int, _Reported] = {}
 
-    def finished(
-        self, run: Run, worker: str, spans: Sequence[Span], details: Mapping[str, bytes]
-    ) -> None:
-        """Note the steps of a finished rank; the last one adds the gang."""
-        reported = self._reported.setdefault(run.run_id, _Reported())
-        reported.spans[worker] = spans
-        reported.details |= {output: _opened(detail) for output, detail in details.items()}
-        if len(reported.spans) == len(run.members):
-            del self._reported[run.run_id]
-            found = reported.spans, reported.details
-            self.recording.add_gang(run.launch, run.planned.collectives, *found)
+    def finished(self, run: Run) -> None:
+        """Add a gang whose ranks have all finished."""
+        details = {output: _opened(detail) for output, detail in run.details.items()}
+        self.recording.add_gang(run.launch, run.planned.collectives, run.spans, details)
 
     def failed(self, run: Run, error: GangError, spans: Sequence[Span]) -> None:
         """Add a gang that failed, in the last of these spans if there are any."""
-        self._reported.pop(run.run_id, None)
         self.recording.add_failed_gang(run.launch, error.worker or "", spans, error.reason)
 
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:

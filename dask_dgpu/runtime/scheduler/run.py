@@ -21,6 +21,7 @@ from distributed.protocol.serialize import ToPickle
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.background import in_background
+from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Launch, Package, Program
 from dask_dgpu.runtime.scheduler.states import Stored, block_read, send, worker_with
@@ -112,7 +113,8 @@ class Run:
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. It may wait for ``missing`` blocks.
     ``stored`` are the results in the
-    memory of workers, by the keys of their tasks.
+    memory of workers, by the keys of their tasks. ``spans`` are the steps of the members that have
+    finished, ``details`` those of operations, pickled.
     """
 
     key: Key
@@ -127,6 +129,8 @@ class Run:
     holder: str | None = None
     missing: set[Key] = field(default_factory=set)
     stored: dict[Key, Stored] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    details: dict[str, bytes] = field(default_factory=dict)
     finished: bool = False
     starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)

@@ -31,11 +31,14 @@ def wanted(name: str) -> Wanted:
     return ((f"array-of-{name}", ((0,), (1,))),)
 
 
-def run(name: str, run_id: int = 0, ranks: int = 2) -> Any:
-    members = tuple(f"tcp://{rank}" for rank in range(ranks))
+def run(name: str, *ranks: list[Span], run_id: int = 0) -> Any:
+    """Return a run with the spans of each rank."""
     outputs = ((0, blocks) for _, blocks in wanted(name))
-    launch = Launch(Program((), (), (*outputs,), HOST), (f"array-of-{name}",), (name,))
-    return SimpleNamespace(key=(name, 0), run_id=run_id, members=members, launch=launch)
+    program = Program((), (), (*outputs,), HOST)
+    launch = Launch(program, (f"array-of-{name}",), (name,))
+    spans = {f"tcp://{rank}": each for rank, each in enumerate(ranks)}
+    facts = {"launch": launch, "program": program, "spans": spans, "details": {}}
+    return SimpleNamespace(key=(name, 0), run_id=run_id, **facts)
 
 
 def test_further_steps_of_a_long_loop_are_one_span():
@@ -57,10 +60,9 @@ def test_further_steps_of_a_long_loop_are_one_span():
 def test_slowest_rank_and_all_bytes_count():
     scheduler = Scheduler()
     records = Records(scheduler)
-    gang = run("gang-a")
-    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5), Span("add", "compute", 3, 4, 7)])
-    assert scheduler.events == []
-    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 2, 5), Span("add", "compute", 2, 5, 7)])
+    first = [Span("mul", "compute", 1, 3, 5), Span("add", "compute", 3, 4, 7)]
+    second = [Span("mul", "compute", 1, 2, 5), Span("add", "compute", 2, 5, 7)]
+    records.add(run("gang-a", first, second))
     assert records.last(wanted("gang-a")) == (Step("mul", 2, 10), Step("add", 3, 14))
     ((topic, event),) = scheduler.events
     assert topic == "dgpu"
@@ -71,9 +73,9 @@ def test_slowest_rank_and_all_bytes_count():
 
 def test_transfers_are_those_of_the_slowest_rank():
     records = Records(Scheduler())
-    gang = run("gang-a")
-    records.add(gang, "tcp://0", [Span("mul", "compute", 1, 3, 5, 1.0, 0.5, sent_bytes=7)])
-    records.add(gang, "tcp://1", [Span("mul", "compute", 1, 4, 5, 0.2, 0.1, sent_bytes=11)])
+    first = [Span("mul", "compute", 1, 3, 5, 1.0, 0.5, sent_bytes=7)]
+    second = [Span("mul", "compute", 1, 4, 5, 0.2, 0.1, sent_bytes=11)]
+    records.add(run("gang-a", first, second))
     assert records.last(wanted("gang-a")) == (Step("mul", 3, 10, 0.2, 0.1, sent_bytes=18),)
 
 
@@ -88,15 +90,15 @@ def test_transfers_of_further_steps_are_added(each: float | None) -> None:
 
 def test_a_later_run_replaces_an_earlier_one():
     records = Records(Scheduler())
-    records.add(run("gang-a"), "tcp://0", [Span("mul", "compute", 0, 9)])
-    records.add(run("gang-a", run_id=1), "tcp://1", [Span("mul", "compute", 0, 1)])
+    records.add(run("gang-a", [Span("mul", "compute", 0, 9)]))
+    records.add(run("gang-a", [Span("mul", "compute", 0, 1)], run_id=1))
     assert records.last(wanted("gang-a")) == (Step("mul", 1, 0),)
 
 
 def test_only_the_last_runs_are_kept():
     records = Records(Scheduler())
     for number in range(KEPT_RUNS + 3):
-        records.add(run(f"gang-{number:03}", number), "tcp://0", [Span("mul", "compute", 0, 1)])
+        records.add(run(f"gang-{number:03}", [Span("mul", "compute", 0, 1)], run_id=number))
     assert len(records._records) == KEPT_RUNS
     assert records.last(wanted("gang-002")) == ()
     assert records.last(wanted("gang-003")) != ()
