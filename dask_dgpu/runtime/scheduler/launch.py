@@ -19,7 +19,7 @@ import asyncio
 import pickle
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distributed.utils import log_errors
 from zict import LRU
@@ -28,7 +28,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.records import recorders
-from dask_dgpu.runtime.scheduler.run import watch
+from dask_dgpu.runtime.scheduler.run import Run, watch
 from dask_dgpu.runtime.scheduler.states import (
     Finish,
     Runs,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.scheduler.losses import Endings
-    from dask_dgpu.runtime.scheduler.run import Epochs, Planned, Run, Token
+    from dask_dgpu.runtime.scheduler.run import Epochs, Planned, Token
 
 Key = Any
 
@@ -87,7 +87,7 @@ class Launches:
         self.runs[run.key] = run
         failure = self.endings.too_many(run)
         if failure is not None:
-            run.fail(failure)
+            run.end("failed", error=pickle.dumps(failure))
             return
         run.choose_members(self.scheduler)
         lost = [member for member in run.members if member not in self.scheduler.workers]
@@ -97,8 +97,8 @@ class Launches:
             return
         run.task = asyncio.ensure_future(self._launch(run))
 
-    def begin_at_once(self, run: Run, awaited: Collection[Key], stimulus_id: str) -> None:
-        """Begin a run without its tasks, when the ``awaited`` blocks are in memory, too.
+    def begin_at_once(self, run: Run, stimulus_id: str) -> None:
+        """Begin a run without its tasks, when its ``missing`` blocks are in memory, too.
 
         If it cannot, its tasks run.
         """
@@ -110,11 +110,9 @@ class Launches:
         run.holder = able[run.run_id % len(able)]  # many may wait at once
         hold(self.scheduler, run.key, run.holder, run.stage_keys(), stimulus_id)
         self.runs[run.key] = run
-        if awaited:
-            run.missing = set(awaited)
-            for key in awaited:
-                self.waiting.setdefault(key, []).append(run)
-        else:
+        for key in run.missing:
+            self.waiting.setdefault(key, []).append(run)
+        if not run.missing:
             run.task = asyncio.ensure_future(self._launch(run))
 
     def arrived(self, key: Key) -> None:
@@ -269,20 +267,10 @@ def _launched(run: Run) -> str:
     return f"dgpu-launched-{run.run_id}"
 
 
-class Ready(NamedTuple):
-    """A gang whose input blocks are in memory or will be: its key, launch, and blocks.
-
-    ``awaited`` are the keys of blocks that do not exist yet; ``staged`` has their likely workers.
-    """
-
-    key: Key
-    launch: Launch
-    staged: list[list[Token]]
-    awaited: frozenset[Key]
-
-
-def ready(scheduler: Scheduler, wanted: Iterable[Key], runs: Runs) -> Iterator[Ready]:
-    """Yield the gangs that a new graph needs and that can run without tasks.
+def ready(
+    scheduler: Scheduler, wanted: Iterable[Key], runs: Runs, run_ids: Iterator[int]
+) -> Iterator[Run]:
+    """Yield runs of the gangs that a new graph needs and that can run without tasks.
 
     ``runs`` are those of other gangs.
     """
@@ -293,21 +281,27 @@ def ready(scheduler: Scheduler, wanted: Iterable[Key], runs: Runs) -> Iterator[R
         if ts.state != "released" or ts in seen:
             continue
         seen.add(ts)
-        found = _ready(scheduler, ts, runs) if is_gang(ts.key) else None
+        found = _staged(scheduler, ts, runs) if is_gang(ts.key) else None
         if found is None:
             waiting += ts.dependencies
         else:
-            yield found
+            launch, staged, missing = found
+            yield Run(ts.key, next(run_ids), launch, staged, missing=missing)
 
 
-def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
-    """Return a gang if its input blocks are in memory, or on their way there."""
+def _staged(
+    scheduler: Scheduler, gang: TaskState, runs: Runs
+) -> tuple[Launch, list[list[Token]], set[Key]] | None:
+    """Return the launch of a gang and its input blocks if all are in memory or will be soon.
+
+    The last are the keys of those that do not exist yet, whose workers are likely ones.
+    """
     spec = gang.run_spec
     if not (isinstance(spec, Task) and spec.func is tasks.gang) or gang.who_wants:
         return None
     launch, *lists = spec.args
     staged: list[list[Token]] = []
-    awaited: set[Key] = set()
+    missing: set[Key] = set()
     for each in lists:
         staged.append([])
         for ref in each.args if isinstance(each, List) else [None]:
@@ -317,8 +311,8 @@ def _ready(scheduler: Scheduler, gang: TaskState, runs: Runs) -> Ready | None:
                 return None
             staged[-1].append((block.key, worker))
             if block.state != "memory":
-                awaited.add(block.key)
-    return Ready(gang.key, launch, staged, frozenset(awaited))
+                missing.add(block.key)
+    return launch, staged, missing
 
 
 def _block(scheduler: Scheduler, ref: Any) -> TaskState | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,13 +110,13 @@ class Endings:
         for recorder in recorders(self.scheduler):
             recorder.failed(run, error, spans)
         if plain is not None:
-            run.leave(plain)
+            run.end("plain", plain=plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"
             logger.warning(message)
             names = [name for name, _ in run.launch.outputs]
             announce(self.scheduler, names, error.reason, message)
         else:
-            run.fail(error)
+            run.end("failed", error=pickle.dumps(error))
             patience = ANSWER_SECONDS if run.holder is None else 0
             asyncio.get_running_loop().call_later(patience, self._insist, run, error)
         self.abandon(run, str(error))
@@ -145,7 +146,7 @@ class Endings:
 
     def cancel(self, run: Run) -> None:
         """End the run of a released task: Dask releases it before a plugin hears of a loss."""
-        run.restart()
+        run.end("restarted")
         self.abandon(run, "it was cancelled")
         gone = [member for member in run.members if member not in self.scheduler.workers]
         if gone:
@@ -184,7 +185,7 @@ class Endings:
         if run is not None:
             run.starts_over = True
             if not run.outcome.done():
-                run.restart()
+                run.end("restarted")
                 self.abandon(run, "it starts over")
         ts = self.scheduler.tasks.get(key)
         if ts is not None:

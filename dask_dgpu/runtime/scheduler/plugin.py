@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.utils import offload
 from tornado.ioloop import PeriodicCallback
 from zict import LRU
 
-from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.scheduler.launch import Launches, NewArrays, hand_over, ready, restrict
 from dask_dgpu.runtime.scheduler.losses import Endings
@@ -101,7 +100,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self, key: Key, launch: bytes, staged: list[list[tuple[Key, str]]], worker: str
     ) -> dict[str, Any]:
         """Run a gang to its end; its ``gang`` task calls this, again after a loss."""
-        opened = await in_background(partial(pickle.loads, launch))
+        opened = await offload(pickle.loads, launch)
         worker = known_as(self.scheduler, worker)
         staged = [[(b, known_as(self.scheduler, at)) for b, at in tokens] for tokens in staged]
         if not runs_on(self.scheduler, key, worker):  # cancelled meanwhile
@@ -168,7 +167,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.stored |= {out: Stored(worker, *facts) for out, facts in stored}
             run.awaited.discard(worker)
             if not run.awaited:
-                run.finish()
+                run.end("finished")
                 hand_over(self.scheduler, run)
                 self.records.add(run)  # the client has the answer already
 
@@ -223,9 +222,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run = self.runs.get(key)
             if run is not None and run.epoch is not None:
                 restrict(scheduler, run)
-        for found in ready(scheduler, keys, self.runs) if gangs else ():
-            run = Run(found.key, next(self.run_ids), found.launch, found.staged)
-            self.launches.begin_at_once(run, found.awaited, stimulus_id)
+        for run in ready(scheduler, keys, self.runs, self.run_ids) if gangs else ():
+            self.launches.begin_at_once(run, stimulus_id)
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
@@ -261,8 +259,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         """Forget everything for a restart of the cluster."""
         for run in self.runs.values():
-            if not run.outcome.done():
-                run.restart()
+            run.end("restarted")
         self.runs.clear()
         self.launches = self._launches()
         self.new_arrays = NewArrays(scheduler)

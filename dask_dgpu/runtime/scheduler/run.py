@@ -6,26 +6,24 @@ An epoch is a set of workers that share a communicator.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
 from distributed.comm.addressing import parse_address, parse_host_port
 from distributed.protocol.serialize import ToPickle
+from distributed.utils import offload
 
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.again import Tried, with_less
-from dask_dgpu.runtime.background import in_background
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Launch, Package, Program
 from dask_dgpu.runtime.scheduler.states import Stored, block_read, send, worker_with
-from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Hosts, hosts_of
 from graph_opt.model.layout import dealt
 
@@ -46,6 +44,8 @@ Ports = tuple[int, int] | None
 Terms = tuple[tuple[str, ...], str, float, Ports]
 """What identifies a communicator: members, transport, seconds to connect, ports."""
 
+Outcome = Literal["finished", "restarted", "failed", "plain"]
+
 KEPT_EPOCHS = 4
 """Number of communicators that a worker keeps, besides those that runs use."""
 
@@ -63,7 +63,8 @@ def by_host(members: Iterable[str]) -> tuple[str, ...]:
 
 def member_hosts(members: Sequence[str]) -> Hosts:
     """Return the number of members on each host, empty for one host; see :func:`hosts_of`."""
-    return hosts_of([host_in(member) for member in members])
+    hosts = [host_in(member) for member in members]
+    return hosts_of(hosts) if len({*hosts}) > 1 else ()
 
 
 def host_in(address: str) -> str:
@@ -131,7 +132,6 @@ class Run:
     stored: dict[Key, Stored] = field(default_factory=dict)
     spans: dict[str, list[Span]] = field(default_factory=dict)
     details: dict[str, bytes] = field(default_factory=dict)
-    finished: bool = False
     starts_over: bool = False
     outcome: asyncio.Future[dict[str, Any]] = field(default_factory=asyncio.Future)
 
@@ -213,15 +213,15 @@ class Run:
         return [key for tokens in self.staged for key, _ in tokens]
 
     async def plan(self, kept: MutableMapping[Any, Planned]) -> None:
-        """Plan the program, in the background unless an equal one was planned for these places."""
+        """Plan the program, in a thread unless an equal one was planned for these places."""
         hosts, size = member_hosts(self.members), len(self.members)
         work = partial(Planned.of, self.launch, hosts, self.owners, size, less=self.less)
         if self.launch.tokens is None:
-            self.planned = await in_background(work)
+            self.planned = await offload(work)
         else:
             key = self.program.digest, self.program.room, self.less, hosts, size, *self.owners
             if key not in kept:
-                kept[key] = await in_background(work)
+                kept[key] = await offload(work)
             self.planned = kept[key]
         self.placed = self._by_block(self.planned.ranks)
 
@@ -261,23 +261,15 @@ class Run:
             **fields,
         )
 
-    def finish(self) -> None:
-        """Let the ``gang`` task return: all ranks are done."""
-        self.finished = True
-        self._end({"outcome": "finished", "run_id": self.run_id})
+    @property
+    def finished(self) -> bool:
+        """Whether the blocks of the result are computed, or Dask computes them."""
+        return self.outcome.done() and self.outcome.result()["outcome"] in ("finished", "plain")
 
-    def restart(self) -> None:
-        """Let the ``gang`` task run again: the attempt is void."""
-        self._end({"outcome": "restarted"})
-
-    def fail(self, error: GangError) -> None:
-        """Let the ``gang`` task raise."""
-        self._end({"outcome": "failed", "error": pickle.dumps(error)})
-
-    def leave(self, plain: Plain | bytes) -> None:
-        """Let the ``gang`` task run Dask's own tasks; no rank does more."""
-        self.finished = True
-        self._end({"outcome": "plain", "plain": plain, "run_id": self.run_id})
+    def end(self, outcome: Outcome, **answer: Any) -> None:
+        """Let the ``gang`` task return, run again, raise, or run Dask's own tasks."""
+        if not self.outcome.done():
+            self.outcome.set_result({"outcome": outcome, "run_id": self.run_id, **answer})
 
     async def answer(self, scheduler: Scheduler) -> dict[str, Any]:
         """Wait for the end; return the answer to the worker of the gang's task."""
@@ -292,12 +284,8 @@ class Run:
         given = [block_read(scheduler.tasks[stage]) for stage in self.stage_keys()]
         plain = answer["plain"]
         if not isinstance(plain, bytes):
-            plain = await in_background(partial(cloudpickle.dumps, plain))
+            plain = await offload(cloudpickle.dumps, plain)
         return answer | {"plain": plain, "given": ToPickle(given), "workers": workers}
-
-    def _end(self, answer: dict[str, Any]) -> None:
-        if not self.outcome.done():
-            self.outcome.set_result(answer)
 
 
 class Epochs:
@@ -348,32 +336,18 @@ class Epochs:
                 send(self.scheduler, [each for each in terms[0] if each != worker], message)
 
     def connect(
-        self,
-        members: tuple[str, ...],
-        transport: Transport,
-        timeout: float,
-        ports: Ports = None,
-        **more: Any,
+        self, members: tuple[str, ...], *, part: str | None = None, hosts: Hosts = (), **terms: Any
     ) -> None:
-        """Make the members of an epoch connect now; the message to each has ``more`` fields.
+        """Make the members of an epoch connect now, and measure a part of their rates.
 
         Raises
         ------
         OSError
             If a member is lost.
         """
-        epoch = self.get(members, transport, timeout, ports)
+        shared = {"epoch": self.get(members, **terms), "size": len(members), **terms}
         for rank, member in enumerate(members):
-            message: dict[str, Any] = {
-                "op": "dgpu-warm-up",
-                "epoch": epoch,
-                "rank": rank,
-                "size": len(members),
-                "transport": transport,
-                "timeout": timeout,
-                "ports": ports,
-                **more,
-            }
+            message = {"op": "dgpu-warm-up", "rank": rank, "part": part, "hosts": hosts, **shared}
             send(self.scheduler, [member], message)
 
     def discard(self, name: str, reason: str) -> None:
