@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
     from dask_dgpu.runtime.scheduler.losses import Endings
-    from dask_dgpu.runtime.scheduler.run import Epochs, Planned, Token
+    from dask_dgpu.runtime.scheduler.run import Planned, Token
 
 Key = Any
 
@@ -64,19 +64,11 @@ MOST_SENT = 4096
 
 
 class Launches:
-    """Launches runs; ``runs`` has the current run of each gang."""
+    """Launches runs."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runs: dict[Key, Run],
-        epochs: Epochs,
-        endings: Endings,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, endings: Endings) -> None:
         self.scheduler = scheduler
-        self.runs = runs
-        self.epochs = epochs
-        self.endings = endings
+        self.runs, self.epochs, self.endings = endings.runs, endings.epochs, endings
         self.staging = Staging(scheduler)
         self.waiting: dict[Key, list[Run]] = {}  # for blocks, without tasks
         self.planned: LRU[Any, Planned] = LRU(KEPT_PROGRAMS, {})
@@ -450,11 +442,10 @@ class NewArrays:
         for key in keys:
             if isinstance(key, tuple) and len(key) > 1 and key[0] in names:
                 found[key[0]].append(key)
-        for gang in gangs:
-            for stage in self.scheduler.tasks[gang].dependencies:
-                held: Key = stage.key
-                if not stage.dependencies:
-                    found[held[0]].append(held)
+        stages = [stage for gang in gangs for stage in self.scheduler.tasks[gang].dependencies]
+        held: list[Key] = [stage.key for stage in stages if not stage.dependencies]
+        for key in held:
+            found[key[0]].append(key)
         workers = list(self.scheduler.workers)
         for blocks in found.values() if workers else ():
             for key, rank in zip(sorted(blocks), dealt(len(blocks), len(workers)), strict=True):
@@ -490,12 +481,10 @@ def _chain(ts: TaskState) -> list[TaskState]:
     chain = [ts]
     while True:
         last = chain[-1]
-        if last.state != "released" or (last is not ts and len(last.dependents) > 1):
-            return []
-        if last.worker_restrictions or last.host_restrictions or last.resource_restrictions:
+        shared = last is not ts and len(last.dependents) > 1
+        chosen = last.worker_restrictions or last.host_restrictions or last.resource_restrictions
+        if last.state != "released" or shared or chosen or len(last.dependencies) > 1:
             return []
         if not last.dependencies:
             return chain
-        if len(last.dependencies) > 1:
-            return []
         chain += last.dependencies

@@ -65,7 +65,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.epochs = Epochs(scheduler, self.runs)
         self.records = Records(scheduler)
         self.endings = Endings(scheduler, self.runs, self.epochs)
-        self.launches = self._launches()
+        self.launches = Launches(scheduler, self.endings)
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
         self.new_arrays = NewArrays(scheduler)
@@ -84,9 +84,6 @@ class GangSchedulerPlugin(SchedulerPlugin):
         check = PeriodicCallback(self._check, CHECKS_MS)
         scheduler.periodic_callbacks["dgpu-check"] = check
         check.start()
-
-    def _launches(self) -> Launches:
-        return Launches(self.scheduler, self.runs, self.epochs, self.endings)
 
     def _check(self) -> None:
         """Look for gangs that wait in vain, if one may."""
@@ -261,7 +258,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         for run in self.runs.values():
             run.end("restarted")
         self.runs.clear()
-        self.launches = self._launches()
+        self.launches = Launches(scheduler, self.endings)
         self.new_arrays = NewArrays(scheduler)
         self.endings.past.clear()
         self.epochs.clear()

@@ -136,11 +136,11 @@ class Rates:
         self, measure: Callable[..., Awaitable[Figures]], *arguments: Any
     ) -> Figures:
         """Measure until no task ran at the end: whatever disturbs a measurement makes it slower."""
-        while True:
-            found = await measure(*arguments)
-            if not self._busy():
-                return found
+        found = await measure(*arguments)
+        while self._busy():
             await self._idle()
+            found = await measure(*arguments)
+        return found
 
     async def _idle(self) -> None:
         """Return when no task has run for some time."""

@@ -352,31 +352,26 @@ class Epochs:
 
     def discard(self, name: str, reason: str) -> None:
         """Discard an epoch."""
-        for terms in [terms for terms, kept in self._kept.items() if kept == name]:
-            self._discard(terms, reason)
+        self._discard([terms for terms, kept in self._kept.items() if kept == name], reason)
 
     def remove_worker(self, worker: str) -> None:
         """Discard all epochs of a lost worker."""
-        for terms in [terms for terms in self._kept if worker in terms[0]]:
-            self._discard(terms, "a member is lost")
+        self._discard([terms for terms in self._kept if worker in terms[0]], "a member is lost")
 
     def relieve(self, worker: str) -> None:
         """Discard the idle epochs of a worker that is short of memory, but the last one used."""
-        used = self._used()
-        own = [(terms, name) for terms, name in self._kept.items() if worker in terms[0]]
-        for terms, name in own[:-1]:
-            if name not in used:
-                self._discard(terms, "a member is short of memory")
+        used, own = self._used(), [terms for terms in self._kept if worker in terms[0]]
+        idle = [terms for terms in own[:-1] if self._kept[terms] not in used]
+        self._discard(idle, "a member is short of memory")
 
     def clear(self) -> None:
         """Discard all epochs."""
-        for terms in list(self._kept):
-            self._discard(terms, "the cluster restarts")
+        self._discard(list(self._kept), "the cluster restarts")
 
-    def _discard(self, terms: Terms, reason: str) -> None:
-        name = self._kept.pop(terms)
-        message = {"op": "dgpu-leave", "epoch": name, "reason": reason}
-        send(self.scheduler, terms[0], message)
+    def _discard(self, found: Iterable[Terms], reason: str) -> None:
+        for terms in found:
+            message = {"op": "dgpu-leave", "epoch": self._kept.pop(terms), "reason": reason}
+            send(self.scheduler, terms[0], message)
 
     def _used(self) -> set[str | None]:
         """Return the names of the epochs in which runs have not ended."""
@@ -392,7 +387,7 @@ class Epochs:
             crowded = any(counts[member] > KEPT_EPOCHS for member in members)
             if crowded and name not in used:
                 counts.subtract(members)
-                self._discard(terms, "others were used more recently")
+                self._discard([terms], "others were used more recently")
 
 
 async def watch(
