@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +87,6 @@ def plans(program: Program, owners: Owners, size: int, *, tight: bool = False) -
     """Plan a program for inputs whose blocks have these ranks."""
     held, bare = tuple(map(tuple, owners)), program.bare
     return _staying(bare, held, size, tight=True) if tight else _settled(bare, held, size)
-
-
-def received(payload: bytes) -> Plans:
-    """Return the plans that the scheduler has sent."""
-    return cast(Plans, pickle.loads(payload))
 
 
 @lru_cache(maxsize=KEPT_PLANS)

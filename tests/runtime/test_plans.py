@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
 
-from dask_dgpu.runtime.plans import plans, received
+from dask_dgpu.runtime.plans import plans
 from tests.support.programs import even, joined, launch_of, loaded, run
 
 RANKS = 3
@@ -45,6 +47,6 @@ def test_ranks_run_what_they_have_received() -> None:
     owners = even(launch.program, RANKS)
     sent = plans(launch.program, owners, RANKS)
     assert sent.payload is sent.payload
-    blocks = run(launch, received(sent.payload), owners, staged, RANKS).blocks
+    blocks = run(launch, pickle.loads(sent.payload), owners, staged, RANKS).blocks
     x, y = np.random.default_rng(0).random((2, *z.shape))
     np.testing.assert_allclose(joined(blocks, z.__dask_keys__()), (x @ y + 1) @ x, rtol=1e-12)

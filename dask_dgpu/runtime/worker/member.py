@@ -32,7 +32,7 @@ from dask_dgpu.operations.operation import Blocks, Facts
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.failure import IN_PROGRAM
 from dask_dgpu.runtime.installed import installed_here
-from dask_dgpu.runtime.plans import Plans, received
+from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.prepared import Prepared, prepared
 from dask_dgpu.runtime.program import Package, Program, opened
 from dask_dgpu.runtime.worker.links import Links, accept
@@ -336,9 +336,8 @@ class Programs:
 
     def _received(self, payload: bytes) -> Plans:
         """Return plans that were sent; programs with equal plans share what is derived of them."""
-        found = self._plans.get(payload)
-        if found is None:
-            self._plans[payload] = found = received(payload)
+        found: Plans = self._plans.get(payload) or pickle.loads(payload)
+        self._plans[payload] = found
         return found
 
     def find(self, package: Package, tokens: bytes, rank: int) -> Prepared:
