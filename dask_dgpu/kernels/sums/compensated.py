@@ -7,7 +7,7 @@ which is as good with less work, unless the result is a double.
 
 A partial sum of doubles may overflow although the sum does not. So doubles of at least ``2**900``
 are summed apart, in units of ``2**64``: small numbers would lose digits there. A GPU looks at each
-number, and the host at none; a CPU looks at those of a stretch whose sum becomes too large.
+number, so that the host need not look at any sum; a CPU only if a sum of a block is too large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed
+from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
 
 Array = Any
@@ -27,6 +27,9 @@ LARGE = 2.0**64
 
 TOO_LARGE = 2.0**900
 """Doubles from here on are summed apart."""
+
+MOST = 2.0**960
+"""Sums below this can be added without overflow."""
 
 
 class Pair(NamedTuple):
@@ -79,7 +82,8 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
     for results that are doubles.
 
     The order of the additions depends on shape and strides alone. As in a plain sum, infinities
-    of one sign propagate, and both signs give NaN.
+    of one sign propagate, and both signs give NaN. If a sum of doubles is too large on a CPU, the
+    block is read twice.
     """
     block = as_real(block)
     doubles = block.dtype == np.float64 or result == "float64"
@@ -105,15 +109,31 @@ def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Pair:
+    pair = _walked(block, axes)
+    if block.dtype.itemsize == 4:
+        return pair
+    if all((abs(array) < MOST).all() for array in pair.arrays()):
+        zeros = np.zeros_like(pair.sums)
+        return pair._replace(large=zeros, rest=zeros)
+    return merged([_apart(part, axes) for part in parts_of(block, axes)])
+
+
+def _apart(block: Array, axes: Sequence[int]) -> Pair:
+    """Sum a block of doubles of which some are too large, infinite or NaN."""
+    large = ~(abs(block) < TOO_LARGE)
+    parts = np.where(large, 0, block), np.where(large, block / LARGE, 0)
+    return Pair(*(array for part in parts for array in _walked(part, axes).arrays()))
+
+
+def _walked(block: Array, axes: Sequence[int]) -> Pair:
     from dask_dgpu.kernels.sums.host import ADD_COMPENSATED
 
     flat, form, shape, steps = steps_of(block, axes)
-    add, arrays = ADD_COMPENSATED[flat.dtype.name]
-    found = np.zeros((arrays, *shape))
+    add, pair = ADD_COMPENSATED[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
     for target, walks in steps:
         for walk in walks:
-            add(flat, *(array[target] for array in found), *walk)
-    return Pair(*map(form.restored, found))
+            add(flat, pair.sums[target], pair.compensations[target], *walk)
+    return pair.each(form.restored)
 
 
 def merged(pairs: Sequence[Pair]) -> Pair:

@@ -18,12 +18,10 @@ import numpy as np
 
 from dask_dgpu.kernels.compiled import compiled
 from dask_dgpu.kernels.sums.binned import INFINITE, LOWEST, NEGATIVE, NOT_A_NUMBER
-from dask_dgpu.kernels.sums.compensated import LARGE, TOO_LARGE
 
 Array = Any
 
 SHORTEST = 4  # minimum number of rows of a stretch
-MOST = TOO_LARGE * 2.0**60  # of a lane: sums of lanes, and all rounding errors, are finite
 
 TILE = 1024  # elements of a tile, or of one row if that is longer
 COUNT_BITS = 10
@@ -82,9 +80,7 @@ def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> Non
 
 
 @compiled
-def add_compensated(
-    flat: Array, sums: Array, compensations: Array, large: Array, rest: Array, *walk: int
-) -> None:
+def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
     """Add doubles; sum the rounding error of each addition.
 
     The lanes are folded into the sums after each stretch of about sqrt(rows) rows. The error of
@@ -97,10 +93,9 @@ def add_compensated(
         for lo in range(0, width, most):
             n = min(most, width - lo)
             for begin in range(0, rows, stretch):
-                end = min(begin + stretch, rows)
                 lanes[:n] = 0.0
                 lost[:n] = 0.0
-                for r in range(begin, end):
+                for r in range(begin, min(begin + stretch, rows)):
                     at = start + o * across + r * down + lo * along
                     row = flat[at : at + (n - 1) * along + 1]
                     if along == 1:
@@ -111,29 +106,7 @@ def add_compensated(
                         for j in range(n):
                             lanes[j], error = _two_sum(lanes[j], row[j * along])
                             lost[j] += error
-                if _overflows(lanes, lost, n):
-                    lanes[:n] = 0.0
-                    lost[:n] = 0.0
-                    for r in range(begin, end):
-                        at = start + o * across + r * down + lo * along
-                        for j in range(n):
-                            value, k = flat[at + j * along], lo + j % kept
-                            if abs(value) < TOO_LARGE:
-                                lanes[j], error = _two_sum(lanes[j], value)
-                                lost[j] += error
-                            else:
-                                large[o, k], error = _two_sum(large[o, k], value / LARGE)
-                                rest[o, k] += error
                 _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
-
-
-@compiled
-def _overflows(lanes: Array, lost: Array, n: int) -> bool:
-    """Whether sums of lanes may become too large, or some lane is infinite or NaN."""
-    over = False
-    for j in range(n):
-        over |= not (abs(lanes[j]) < MOST and abs(lost[j]) < MOST)
-    return over
 
 
 @compiled
@@ -264,5 +237,4 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
             _flush(mine, used, second, n, k, low, count)
 
 
-ADD_COMPENSATED = {"float32": (add_exact, 2), "float64": (add_compensated, 4)}
-"""By dtype, with the number of arrays of the pairs that these add to."""
+ADD_COMPENSATED = {"float32": add_exact, "float64": add_compensated}
