@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.typed import typed
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.operations.operation import Shipment, Value
 from dask_dgpu.runtime.calls import last_function, of_one_block
@@ -26,7 +25,6 @@ from dask_dgpu.runtime.ship import Form, Known, Parts
 from graph_opt.dask_graph import internals
 from graph_opt.dask_graph.calls import (
     AGGREGATES,
-    EXTREMES,
     OPERATORS,
     SUMS,
     Chunked,
@@ -126,31 +124,14 @@ def _part(value: Value, index: Index, function: Any, sources: Sequence[Value]) -
         keys = Pair._fields[: 4 if options["result"] == "float64" else 2]
         sums = [(key, "float64", shape) for key in keys]
         return Parts((*sums, ("count", "int64", ())), container, summed=True)
-    searched = _searched(_last(function), sources)
-    if searched in NUMBERS:
-        fields = ("vals", searched), ("arg", "int64")
-        if container == NUMPY:
-            return Form(np.dtype([*fields]), shape)
-        return Parts(tuple((*field, shape) for field in fields), container)
     chunked = _chunked(function, sources)
-    if chunked is None or chunked.dtype is None or not chunked.fields:
+    fields = {} if chunked is None else chunked.fields
+    if not fields or any(dtype not in NUMBERS for dtype, _ in fields.values()):
         return None
-    arrays = ((key, dtype, (*shape, *more)) for key, (dtype, more) in chunked.fields.items())
+    if "vals" in fields and container == NUMPY:
+        return Form(np.dtype([(key, dtype) for key, (dtype, _) in fields.items()]), shape)
+    arrays = ((key, dtype, (*shape, *more)) for key, (dtype, more) in fields.items())
     return Parts(tuple(arrays), container)
-
-
-def _searched(last: Any, sources: Sequence[Value]) -> str | None:
-    """Return the dtype of the values of which a function finds the place of an extreme."""
-    if not isinstance(last, Fused):
-        return sources[0].dtype if len(sources) == 1 and last is arg_chunk else None
-    fusion = last.fusion
-    if fusion.chunked is None or fusion.chunked.function not in EXTREMES or fusion.cut:
-        return None
-    dtypes = [dtype_named(each) for each in fusion.dtypes]
-    # dtypes do not depend on shapes, and sources may be in another order than inputs
-    shapes = [(1,) * max(len(source.cuts) for source in sources)] * len(dtypes)
-    found = typed(fusion.expression, dtypes, shapes)[fusion.expression.results[0]]
-    return str(found.dtype.name)
 
 
 def _chunked(function: Any, sources: Sequence[Value]) -> Chunked | None:
@@ -158,9 +139,12 @@ def _chunked(function: Any, sources: Sequence[Value]) -> Chunked | None:
     if isinstance(last, Fused):
         found: Chunked | None = last.fusion.chunked
         return found
-    if call is None or len(sources) != 1:
+    if len(sources) != 1:
         return None
-    return read_chunk(*call, Operand(0, sources[0].dtype, len(sources[0].cuts)))
+    (source,) = sources
+    if last is arg_chunk:  # all such have the same fields
+        return Chunked("argmin", (), searched=source.dtype)
+    return None if call is None else read_chunk(*call, Operand(0, source.dtype, len(source.cuts)))
 
 
 def returns_array(function: Any) -> bool:

@@ -433,6 +433,7 @@ class Chunked:
     axes: tuple[int, ...]
     options: Given = ()
     order: int = 2  # of a moment
+    searched: Any = None  # the dtype of extreme values
 
     @property
     def dtype(self) -> Any:
@@ -441,10 +442,9 @@ class Chunked:
 
     @property
     def fields(self) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
-        """The dtypes and further axes of the arrays in Dask's partial result of a mean or moment.
-
-        Any other partial result is one array, or extreme values and their places.
-        """
+        """The dtypes and further axes of the arrays in Dask's partial result, if it is not one."""
+        if self.function in EXTREMES:
+            return {"vals": (self.searched, ()), "arg": ("int64", ())}
         total = {"total": (self.dtype, ())}
         match self.function:
             case "mean" | "nanmean":
@@ -570,7 +570,8 @@ def read_arg_chunk(function: Any, axis: Any, array: ArrayNode) -> Chunked | None
     name = _argument(arguments[1])
     if name is None or len(axes) not in (1, array.ndim) or (kind == "c" and "nan" in name):
         return None
-    return Chunked(name if kind == "f" else name.removeprefix("nan"), axes)
+    found = name if kind == "f" else name.removeprefix("nan")
+    return Chunked(found, axes, searched=array.dtype)
 
 
 def _argument(function: Any) -> str | None:
