@@ -11,7 +11,7 @@ One gang runs a region as one program::
                                  @     1
 
 Members are pieces and Dask's own layers that compute blocks from whole blocks
-(:mod:`graph_opt.dask_graph.members`). All members of a region have one level, so no path leads
+(:mod:`graph_opt.dask_graph.parse`). All members of a region have one level, so no path leads
 out of it and back in: all its inputs exist before it starts.
 
 Regions that read the same arrays, and do not depend on each other, are for one gang too::
@@ -25,11 +25,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from graphlib import TopologicalSorter
 from itertools import chain
 from typing import Any
 
 from graph_opt.model.piece import Region
-from graph_opt.model.reader import Key, Reader
+from graph_opt.model.reader import Graph, Key
 
 Levels = dict[str, int]
 Needed = Mapping[str, AbstractSet[str]]
@@ -39,33 +40,28 @@ STREAM_FRACTION = 0.5
 
 
 def partition(
-    graph: Reader,
-    local: Collection[str],
-    keys: Collection[Any],
-    skipped: Callable[[list[str]], bool] = lambda names: False,
+    graph: Graph, skipped: Callable[[list[str]], bool] = lambda names: False
 ) -> list[Region]:
     """Partition a graph with pieces into regions.
 
     A region without a collective is work of Dask's own that a gang can do. There is none of layers
     that are ``skipped``: a region takes estimates of all its tasks.
-    ``local`` are the layers that a gang can compute without a collective, and ``keys`` the
-    requested blocks.
     """
     pieces = {name for name in graph.dependencies if graph.piece(name) is not None}
-    members = pieces | (graph.dependencies.keys() & set(local))
+    members = pieces | (graph.dependencies.keys() & graph.local)
     order = depth_first(graph.dependencies)
-    requested = by_name(keys)
+    requested = by_name(graph.keys)
     levels = _levels(graph, order, members, requested)
     found = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, pieces)
         if names and not (pieces.isdisjoint(names) and skipped(names)):
-            found.append(_region(names, graph, requested))
+            found.append(region_of(names, graph, requested))
     return found
 
 
 def _levels(
-    graph: Reader, order: list[str], members: set[str], requested: Collection[str]
+    graph: Graph, order: list[str], members: set[str], requested: Collection[str]
 ) -> Levels:
     """Count, on the paths to each layer, how often a layer that is no member reads a member.
 
@@ -85,7 +81,7 @@ def _levels(
 
 
 def _connected(
-    graph: Reader, order: list[str], levels: Levels, members: set[str]
+    graph: Graph, order: list[str], levels: Levels, members: set[str]
 ) -> list[list[str]]:
     """Group members of one level and with equal annotations that read each other."""
     parents: dict[str, str] = {}
@@ -110,7 +106,7 @@ def _connected(
     return list(groups.values())
 
 
-def _without_streams(names: list[str], graph: Reader, pieces: set[str]) -> list[str]:
+def _without_streams(names: list[str], graph: Graph, pieces: set[str]) -> list[str]:
     """Leave streams to Dask: members before any collective that reduce much to little.
 
     Dask reads, reduces and frees block after block, while a gang would hold all blocks. A layer
@@ -133,7 +129,7 @@ def _without_streams(names: list[str], graph: Reader, pieces: set[str]) -> list[
     return [name for name in names if name in kept]
 
 
-def _cone(name: str, graph: Reader, inside: set[str]) -> set[str]:
+def _cone(name: str, graph: Graph, inside: set[str]) -> set[str]:
     """Return a layer and all members that it depends on, directly or not."""
     cone, stack = {name}, [name]
     while stack:
@@ -143,7 +139,7 @@ def _cone(name: str, graph: Reader, inside: set[str]) -> set[str]:
     return cone
 
 
-def _region(names: list[str], graph: Reader, requested: Mapping[str, set[Any]]) -> Region:
+def region_of(names: Sequence[str], graph: Graph, requested: Mapping[str, set[Any]]) -> Region:
     """Return the region of some layers; wanted blocks are requested, or others read them."""
     inside = set(names)
     pieces = [piece for name in names if (piece := graph.piece(name))]
@@ -153,12 +149,9 @@ def _region(names: list[str], graph: Reader, requested: Mapping[str, set[Any]]) 
     wanted = {}
     for member in members:
         name = member.output.name
-        read = [graph.reads(other) for other in graph.readers[name] - inside]
-        if name in requested:
-            read.append(requested[name])
-        blocks = tuple(
-            index for index in member.computed if any((name, *index) in each for each in read)
-        )
+        read = set(requested.get(name, ()))
+        read.update(*(graph.reads(other) for other in graph.readers[name] - inside))
+        blocks = tuple([index for index in member.computed if (name, *index) in read])
         if blocks:
             wanted[name] = blocks
     return Region(members, tuple(wanted.items()), graph.annotations(names[0]) or None)
@@ -240,9 +233,22 @@ def depth_first(dependencies: Mapping[str, AbstractSet[str]]) -> list[str]:
     return list(order)
 
 
-def by_name(keys: Collection[Key]) -> defaultdict[Any, set[Key]]:
+def in_order(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
+    """Return keys after all that they need, in the same order in every process."""
+    keys = sorted(needs, key=repr)
+    return list(
+        TopologicalSorter({key: sorted(needs[key], key=repr) for key in keys}).static_order()
+    )
+
+
+def by_name(keys: Collection[Key]) -> defaultdict[str, set[Key]]:
     """Group keys by the name of their array."""
-    found: defaultdict[Any, set[Key]] = defaultdict(set)
+    found: defaultdict[str, set[Key]] = defaultdict(set)
     for key in keys:
         found[key[0] if isinstance(key, tuple) else key].add(key)
     return found
+
+
+def name_of(key: Key) -> str:
+    """Return the name of the array of a block, or of the layer of another task."""
+    return str(key[0] if isinstance(key, tuple) else key)

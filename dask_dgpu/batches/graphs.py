@@ -15,7 +15,7 @@ from dask_dgpu.batches.blocks import largest_nbytes
 from dask_dgpu.batches.held import Rule
 from dask_dgpu.batches.streamed import tasks_of
 from graph_opt.dask_graph.internals import DataNode, TaskRef
-from graph_opt.dask_graph.members import GETTERS
+from graph_opt.dask_graph.parse import GETTERS
 
 
 def source_of(array: Array) -> Any:

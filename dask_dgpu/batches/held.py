@@ -17,7 +17,8 @@ from dask.order import order
 
 from dask_dgpu.runtime import tasks as gangs
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
-from graph_opt.dask_graph.layers import DeferredLayer, name_of
+from graph_opt.dask_graph.layers import DeferredLayer
+from graph_opt.passes import name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]

@@ -111,7 +111,7 @@ def predict(site: Site, result: Array) -> Prediction:
         optimizer = replace(optimizer, settings=settings, facts=facts)
     try:
         rewriting = optimizer.rewrite(result.dask, keys)
-        ours, plain = optimizer.totals(keys, rewriting)
+        ours, plain = optimizer.totals(rewriting)
     except Exception:
         if optimizer.settings.on_error == "raise":
             raise

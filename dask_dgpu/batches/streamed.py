@@ -12,7 +12,7 @@ from dask.threaded import get
 
 from dask_dgpu.batches.blocks import regions
 from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, convert_legacy_graph
-from graph_opt.dask_graph.layers import name_of
+from graph_opt.passes import name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]

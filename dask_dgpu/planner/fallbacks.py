@@ -11,14 +11,14 @@ from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS
 from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.states import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
-from graph_opt.dask_graph.layers import name_of
 from graph_opt.model.names import label
+from graph_opt.passes import name_of
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.planner.optimizer import Rewriting
+    from dask_dgpu.planner.decisions import Rewriting
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def report_elsewhere(scheduler: Scheduler, enabled: str | None, arrays: Collecti
     scheduler.loop.add_callback(announce, scheduler, arrays, reason, message)
 
 
-def log_verdicts(rewriting: Rewriting, arrays: Collection[str]) -> None:
+def log_verdicts(rewriting: Rewriting[Any], arrays: Collection[str]) -> None:
     """Log at INFO which gangs a graph becomes, and why the rest of it does not."""
     gangs = [
         f"{region.label} run as {'a gang' if found.parts == 1 else f'{found.parts} gangs'}"

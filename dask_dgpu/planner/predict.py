@@ -9,33 +9,32 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from operator import add
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from dask.utils import format_bytes
+from typing import NamedTuple
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.operations import Cost
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import Shares, costs_of, plans
 from dask_dgpu.runtime.program import Launch, Program
-from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode
-from graph_opt.dask_graph.layers import PieceLayer, insert, name_of
-from graph_opt.dask_graph.members import fuse, is_block
-from graph_opt.dask_graph.parse import ArrayGraph, cull
-from graph_opt.dask_graph.recipes import in_order
-from graph_opt.dask_graph.work import array, block_nbytes, memory_beside, task_seconds
 from graph_opt.model.cost import Machine, gang_seconds
-from graph_opt.model.layout import CUPY, NUMPY, ArrayNode, Index, dealt
+from graph_opt.model.layout import (
+    CUPY,
+    NUMPY,
+    ArrayNode,
+    Index,
+    block_nbytes,
+    dealt,
+    format_bytes,
+)
 from graph_opt.model.names import label
 from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Blockwork, Piece, Region
-from graph_opt.passes import depth_first
+from graph_opt.model.reader import Key, PlainLayer, Reader
+from graph_opt.passes import in_order, name_of
 
-Key = Any
 Places = Mapping[Key, int]
 """The numbers of the workers with blocks that are known to exist."""
 
@@ -212,13 +211,12 @@ def predict(
     region: Region,
     launch: Launch,
     facts: ClusterFacts,
-    arrays: ArrayGraph,
+    reader: Reader,
     places: Places = MappingProxyType({}),
 ) -> Prediction:
     """Predict a region on this cluster, with its inputs at their known ``places``.
 
-    Inputs without known places are in even shares in their order. ``arrays`` are Dask's own
-    layers, with those of the region.
+    Inputs without known places are in even shares in their order.
     """
     program, names, machine = launch.program, launch.names, facts.machine
     ranks = facts.workers or program.local_ranks
@@ -227,7 +225,7 @@ def predict(
     planned = plans(program, owners, ranks)
     costs = costs_of(program, planned)
     shares = Shares(program, planned, ranks)
-    seconds_of = block_seconds(region, region.works, arrays, machine)
+    seconds_of = block_seconds(region, region.works, reader, machine)
     steps = []
     for number in program.numbered:
         shipped, cost, name = shares.shipped(number), costs.get(number), names[number]
@@ -242,20 +240,14 @@ def predict(
     seconds = sum(step.seconds for step in steps)
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(steps), at_once=at_once)
-    plain = plain_region(region, arrays, max(ranks, facts.cores), facts, places)
+    plain = plain_region(region, reader, max(ranks, facts.cores), facts, places)
     numbers, given = {name: number for number, name in enumerate(names)}, _given(region)
     works = [work.output.name for work in region.works if not work.works]
-    beside = {
-        numbers[name]: memory_beside(arrays, name, given) for name in works if seconds_of[name]
-    }
+    beside = {numbers[name]: reader.beside(name, given) for name in works if seconds_of[name]}
     peak = shares.peak(
         {number: cost.peak_bytes for number, cost in costs.items()},
         beside,
-        {
-            numbers[node.name]
-            for node, _ in region.inputs
-            if in_memory(arrays.layers.get(node.name))
-        },
+        {numbers[node.name] for node, _ in region.inputs if reader.is_stored(node.name)},
         facts.threads,
     )
     shape = _largest(region)
@@ -369,66 +361,36 @@ class Plain(NamedTuple):
         return self._replace(tasks=self.tasks + tasks, seconds=self.seconds + seconds)
 
 
-class DaskLayer(NamedTuple):
-    """A layer after Dask's fusion, or a piece with the blocks that it ``reads``.
-
-    ``needs`` are the blocks that each task reads, ``seconds`` the work of one task, and ``aliases``
-    the tasks that only rename a block.
-    """
-
-    name: str
-    needs: Mapping[Key, Collection[Key]] = MappingProxyType({})
-    seconds: float = 0.0
-    aliases: Collection[Key] = ()
-    piece: Piece | None = None
-    reads: Collection[Key] = ()
-
-    @property
-    def ordered(self) -> Iterable[Key]:
-        """The tasks, each after those of this layer that it reads."""
-        own = {
-            key: [each for each in read if each in self.needs] for key, read in self.needs.items()
-        }
-        return in_order(own) if any(own.values()) else self.needs
-
-
 def plain_graph(
-    graph: HighLevelGraph,
-    arrays: ArrayGraph,
+    reader: Reader,
     pieces: Iterable[Piece],
-    wanted: Collection[Key],
-    workers: int,
+    regions: Collection[Region],
     facts: ClusterFacts,
+    *,
+    workers: int,
+    kernels: bool,
 ) -> Plain:
-    """Predict plain Dask's time for the blocks ``wanted`` of a graph with these pieces."""
-    culled = cull(fuse(insert(graph, pieces), (), wanted), wanted)
-    layers, found = culled.graph.layers, list[DaskLayer]()
-    for name in depth_first(culled.graph.dependencies):
-        layer, needs = layers[name], culled.needs[name]
-        if isinstance(layer, PieceLayer):
-            found.append(DaskLayer(name, piece=layer.piece, reads=culled.reads[name]))
-            continue
-        aliases = set[Key]()
-        if isinstance(layer, MaterializedLayer):
-            needs = {key: read for key, read in needs.items() if not _is_data(layer[key])}
-            aliases = {key for key in needs if _is_alias(layer[key])}
-        work = task_seconds(arrays, name, layers.keys(), facts.machine)
-        found.append(DaskLayer(name, needs, work, aliases))
-    plain = _run(found, _Workers(arrays, workers), set(wanted), facts.machine)
+    """Predict plain Dask's time for a graph with these pieces, and the results of these regions.
+
+    With ``kernels``, these do the work of several layers.
+    """
+    wanted = {*reader.keys}.union(*map(blocks_of, regions))
+    layers = [*reader.plain_layers(pieces, regions, wanted, facts.machine, kernels=kernels)]
+    plain = _run(layers, _Workers(reader, workers), wanted, facts.machine)
     return plain.plus(0, 2 * facts.machine.round_trip_seconds)  # submit and report
 
 
 def plain_region(
-    region: Region, arrays: ArrayGraph, workers: int, facts: ClusterFacts, places: Places
+    region: Region, reader: Reader, workers: int, facts: ClusterFacts, places: Places
 ) -> Plain:
     """Predict plain Dask's time for a region; its inputs exist, some at known places."""
     works = [step for work in region.blockworks for step in work.plain or work.steps]
-    seconds = block_seconds(region, works, arrays, facts.machine)
+    seconds = block_seconds(region, works, reader, facts.machine)
     found = []
     for member in region.members:
         if isinstance(member, Piece):
             reads = {(name, *index) for name, index in member.reads()}
-            found.append(DaskLayer(member.output.name, piece=member, reads=reads))
+            found.append(PlainLayer(member.output.name, piece=member, reads=reads))
             continue
         for work in member.plain or member.steps:
             name = work.output.name
@@ -436,22 +398,22 @@ def plain_region(
                 (name, *index): [(other, *block) for other, block in blocks]
                 for index, blocks in work.needs.items()
             }
-            found.append(DaskLayer(name, needs, seconds[name]))
+            found.append(PlainLayer(name, needs, seconds[name]))
     wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
     there = {key: at for key, at in places.items() if at < workers}
     nodes = {work.output.name: work.output for work in works}
-    return _run(found, _Workers(arrays, workers, there, nodes), wanted, facts.machine)
+    return _run(found, _Workers(reader, workers, there, nodes), wanted, facts.machine)
 
 
 def block_seconds(
-    region: Region, works: Iterable[Blockwork], arrays: ArrayGraph, machine: Machine
+    region: Region, works: Iterable[Blockwork], reader: Reader, machine: Machine
 ) -> dict[str, float]:
     """Predict the work of a block, on average, in each of these steps of a region."""
     given, found = _given(region), {}
     for work in works:
         each = [work.seconds(machine) for work in work.works]
         name = work.output.name
-        found[name] = sum(each) / len(each) if each else task_seconds(arrays, name, given, machine)
+        found[name] = sum(each) / len(each) if each else reader.task_seconds(name, given, machine)
     return found
 
 
@@ -459,35 +421,8 @@ def _given(region: Region) -> set[str]:
     return {node.name for node, _ in region.inputs} | region.nodes.keys()
 
 
-def rest_of(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
-    """Return the graph with data in place of the blocks that gangs compute."""
-    layers: dict[str, Layer] = dict(graph.layers)
-    for region in regions:
-        for name, blocks in region.wanted:
-            keys = [(name, *index) for index in blocks]
-            layers[name] = MaterializedLayer({key: DataNode(key, None) for key in keys})
-    changed = (name for name in layers if layers[name] is not graph.layers[name])
-    return HighLevelGraph(layers, {**graph.dependencies, **{name: set() for name in changed}})
-
-
-def in_memory(layer: Layer | None) -> bool:
-    """Whether the first block of a layer is data, or a future: so are the others."""
-    tasks = layer.mapping.values() if isinstance(layer, MaterializedLayer) else ()
-    return any(_is_data(task) for task in islice(tasks, 1))
-
-
-def _is_data(task: Any) -> bool:
-    """Whether a layer has a block, or the future of one, in place of a task."""
-    return isinstance(task, DataNode) or not isinstance(task, GraphNode | tuple | list)
-
-
-def _is_alias(task: Any) -> bool:
-    """Whether a task only renames a block; in the old form it is the other key itself."""
-    return isinstance(task, Alias) or (isinstance(task, tuple) and not callable(task[0]))
-
-
 def _run(
-    layers: Sequence[DaskLayer], workers: _Workers, wanted: Collection[Key], machine: Machine
+    layers: Sequence[PlainLayer], workers: _Workers, wanted: Collection[Key], machine: Machine
 ) -> Plain:
     """Predict layers in their order. Dask fuses a task with the only reader of its block."""
     reads = (read for layer in layers for read in (layer.reads, *layer.needs.values()))
@@ -504,7 +439,7 @@ def _run(
             costs[layer.name] = LayerCost(*layer.piece.dask_cost(workers.count, machine))
             continue
         heads, tasks, moved = 0, Counter[int](), defaultdict[int, float](float)
-        for at, key in enumerate(layer.ordered):
+        for at, key in enumerate(_ordered(layer)):
             needs = layer.needs[key]
             follows = len(needs) == 1 and all(each in made and readers[each] == 1 for each in needs)
             is_alias = key in layer.aliases
@@ -524,6 +459,12 @@ def _run(
     return Plain(sum(cost.tasks for cost in costs.values()), seconds, costs)
 
 
+def _ordered(layer: PlainLayer) -> Iterable[Key]:
+    """Return the tasks of a layer, each after those of the same layer that it reads."""
+    own = {key: [each for each in read if each in layer.needs] for key, read in layer.needs.items()}
+    return in_order(own) if any(own.values()) else layer.needs
+
+
 @dataclass
 class _Workers:
     """The places of blocks. A task runs on the worker with most of the bytes that it reads.
@@ -531,7 +472,7 @@ class _Workers:
     Tasks that read nothing, and blocks that exist, are spread evenly in their order.
     """
 
-    arrays: ArrayGraph
+    reader: Reader
     count: int
     places: dict[Key, int] = field(default_factory=dict)
     nodes: Mapping[str, ArrayNode] = field(default_factory=dict)
@@ -578,6 +519,4 @@ class _Workers:
 
     def _node(self, key: Key) -> ArrayNode | None:
         """Return the array of a block, ``None`` for values between a layer's tasks."""
-        name = name_of(key)
-        node = self.nodes.get(name) or array(self.arrays, name)
-        return node if node is not None and is_block(key, name, node) else None
+        return self.nodes.get(name_of(key)) or self.reader.array_of(key)

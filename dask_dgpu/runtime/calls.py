@@ -35,8 +35,8 @@ from graph_opt.dask_graph.internals import (
     _cumprod_merge,
     _cumsum_merge,
 )
-from graph_opt.dask_graph.layers import name_of
 from graph_opt.model.layout import Index
+from graph_opt.passes import name_of
 
 Array = Any
 Function = Callable[..., Array]

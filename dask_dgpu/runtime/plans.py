@@ -30,8 +30,7 @@ from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Node, Placed, Request, Shipment, shipped_to
 from dask_dgpu.runtime.placement import Block, Making, Placement
 from dask_dgpu.runtime.program import Program
-from graph_opt.dask_graph.work import Beside
-from graph_opt.model.cost import Machine
+from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import Bare, dealt
 
 Owners = Sequence[Sequence[int]]

@@ -41,7 +41,7 @@ from dask.utils import typename
 
 from graph_opt.dask_graph.functions import LASTING, Function, is_of_module
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task
-from graph_opt.dask_graph.members import is_known
+from graph_opt.dask_graph.parse import is_known
 from graph_opt.model.layout import CONTAINERS
 
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]

@@ -28,7 +28,7 @@ from dask_dgpu.session.building import joining, replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
-from graph_opt.dask_graph.members import CONTRACTIONS
+from graph_opt.dask_graph.parse import CONTRACTIONS
 from graph_opt.dask_graph.sent import sending
 from graph_opt.model.layout import BFLOAT16
 

@@ -23,8 +23,7 @@ from graph_opt.dask_graph.internals import (
     curry,
     methodcaller,
 )
-from graph_opt.dask_graph.members import is_known
-from graph_opt.dask_graph.parse import unwrapped
+from graph_opt.dask_graph.parse import is_known, unwrapped
 from graph_opt.dask_graph.recipes import Together
 from graph_opt.dask_graph.sent import named
 from graph_opt.model.layout import CONTAINERS

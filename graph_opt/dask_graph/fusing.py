@@ -10,14 +10,11 @@
 
 Dask fuses blockwise layers too, but its tasks call one function after another, and it stops at
 reductions and at arrays with several readers.
-
-On GPUs a blockwise layer may call another function than Dask's, because it is quicker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -28,13 +25,11 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.calls import Chunked, Nodes, Operand
 from graph_opt.dask_graph.internals import (
-    Alias,
     BlockwiseDepDict,
     GraphNode,
     Task,
     TaskRef,
     blockwise_token,
-    getitem,
 )
 from graph_opt.dask_graph.parse import ArrayGraph
 from graph_opt.dask_graph.readings import (
@@ -241,22 +236,6 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
     return Fusion(expression, declared, own, names[cluster.last], chunked, reduced, cut)
 
 
-def combine(
-    graph: HighLevelGraph,
-    arrays: ArrayGraph,
-    local: Collection[str],
-    keys: Collection[Any],
-    calls: Calls,
-) -> HighLevelGraph:
-    """Replace layers by kernels, as :func:`fuse_expressions`, if any may become one.
-
-    ``arrays`` say whether kernels are wanted.
-    """
-    if not (arrays.fused and may_fuse(graph, arrays)):
-        return graph
-    return fuse_expressions(graph, arrays, local, keys, calls)
-
-
 def fuse_expressions(
     graph: HighLevelGraph,
     arrays: ArrayGraph,
@@ -281,32 +260,6 @@ def fuse_expressions(
             layers[name] = layer_of(cluster, graph.layers[name], arrays, calls)
             needed[name] = {*cluster.reads()}
     return HighLevelGraph(layers, needed)
-
-
-def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:
-    """Whether layers may become one, by their kinds alone: one reads another.
-
-    On GPUs one reduction is enough.
-    """
-    found = {name for name in graph.layers if _is_candidate(graph, arrays, name)}
-    if any(not found.isdisjoint(graph.dependencies[name]) for name in found):
-        return True
-    facts = (graph.layers[name].collection_annotations or {} for name in found)
-    return any(each.get("chunk_type") == CUPY for each in facts)
-
-
-def _is_candidate(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> bool:
-    """Whether a layer may have a reading, or be slices; aggregates of several blocks do not."""
-    layer, needed = graph.layers[name], graph.dependencies[name]
-    if isinstance(layer, Blockwise):
-        return bool(needed)
-    if type(layer) is not MaterializedLayer or len(needed) != 1:
-        return False
-    (other,) = needed
-    made, read = arrays.node(name), arrays.node(other)
-    task: Any = next(iter(layer.mapping.values()), None)
-    slices = isinstance(task, Alias) or getattr(task, "func", None) is getitem
-    return slices or made is None or read is None or made.blocks == read.blocks
 
 
 @dataclass
@@ -520,36 +473,6 @@ class _Finder:
 
 
 Functions = Mapping[Any, Callable[..., Any]]
-
-
-def with_functions(
-    graph: HighLevelGraph, functions: Functions, container: str = CUPY
-) -> HighLevelGraph:
-    """Return a graph in which blockwise layers with blocks of a type call other functions.
-
-    ``functions`` has what to call instead, by what Dask calls. Names stay, and so do arguments.
-    """
-    layers = {
-        name: changed
-        for name, layer in graph.layers.items()
-        if (changed := _changed(layer, functions, container)) is not None
-    }
-    return HighLevelGraph({**graph.layers, **layers}, graph.dependencies) if layers else graph
-
-
-def _changed(layer: Any, functions: Functions, container: str) -> Blockwise | None:
-    """Return a layer with another function, ``None`` if there is no such."""
-    facts = getattr(layer, "collection_annotations", None) or {}
-    if not isinstance(layer, Blockwise) or facts.get("chunk_type") != container:
-        return None
-    task = layer.task
-    function = exchanged(task.func, functions) if isinstance(task, Task) else None
-    if function is None:
-        return None
-    found = copy(layer)
-    found.task = Task(task.key, function, *task.args, **task.kwargs)
-    found.__dict__.pop("_cached_dict", None)
-    return found
 
 
 def exchanged(function: Any, functions: Functions) -> Callable[..., Any] | None:

@@ -63,12 +63,6 @@ class PieceLayer(_BlocksOfPiece):
             piece, frozenset(piece.computed) if wanted is None else wanted, annotations
         )
 
-    @property
-    def waste(self) -> float:
-        """Fraction of the computed blocks that is unused."""
-        computed = len(self.piece.computed)
-        return 1 - len(self.wanted) / computed if computed else 0.0
-
     def is_materialized(self) -> bool:
         """Never."""
         return False
@@ -280,8 +274,3 @@ def renamed(task: GraphNode, names: Mapping[Key, Any], key: Key) -> GraphNode:
         target = names.get(task.target, task.target)
         return target.substitute({}, key) if isinstance(target, Task) else Alias(key, target=target)
     return task.substitute(names, key)
-
-
-def name_of(key: Key) -> str:
-    """Return the name of the array of a block, or of the layer of another task."""
-    return str(key[0] if isinstance(key, tuple) else key)

@@ -47,7 +47,7 @@ from graph_opt.dask_graph.internals import (
     getitem,
     methodcaller,
 )
-from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once
+from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, once, value_of
 from graph_opt.model.expression import View
 from graph_opt.model.layout import CONTAINERS, ArrayNode, Index
 
@@ -154,7 +154,7 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
     values: dict[str, Any] = {}
     for at, (operand, index) in enumerate(layer.indices):
         if index is None:
-            values[blockwise_token(at)] = _value(operand)
+            values[blockwise_token(at)] = value_of(operand)
         elif isinstance(operand, str) and axes.keys() >= set(index):
             values[blockwise_token(at)] = Place(len(sources))
             grid = tuple(layer.numblocks[operand])
@@ -162,8 +162,8 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
         else:
             return None
     operands = _operands(arrays, sources)
-    given = [values.get(a.key, a) if isinstance(a, TaskRef) else _value(a) for a in task.args]
-    options = {name: _value(option) for name, option in task.kwargs.items()}
+    given = [values.get(a.key, a) if isinstance(a, TaskRef) else value_of(a) for a in task.args]
+    options = {name: value_of(option) for name, option in task.kwargs.items()}
     if not operands or any(isinstance(a, GraphNode | TaskRef) for a in (*given, *options.values())):
         return None
     nodes: dict[Any, Any] = {
@@ -176,10 +176,6 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
         return Reading((name,), tuple(sources), tasks, call)
     chunked = read_chunk(task.func, options, operands[0]) if given == [Place(0)] else None
     return Reading((name,), tuple(sources), tasks, call, chunked) if chunked else None
-
-
-def _value(argument: Any) -> Any:
-    return argument.value if isinstance(argument, DataNode) else argument
 
 
 def _operands(arrays: ArrayGraph, sources: Sequence[Source]) -> list[Operand] | None:
@@ -224,7 +220,7 @@ def _source_key(task: Any) -> Any:
 
 def _is_view(task: Any, index: tuple[Any, ...], made: ArrayNode, place: Index) -> bool:
     """Whether a task applies an index, or a reshape with the same result."""
-    given = _value(task.args[1])
+    given = value_of(task.args[1])
     if task.func is getitem:
         return bool(given == index)
     reshapes = type(task.func) is methodcaller and task.func.method == "reshape"
@@ -233,7 +229,7 @@ def _is_view(task: Any, index: tuple[Any, ...], made: ArrayNode, place: Index) -
 
 def _index(task: Any, chunks: Sequence[tuple[int, ...]]) -> tuple[Any, ...] | None:
     """Return an index of whole axes, new ones, and 0 for axes of length 1."""
-    index = _value(task.args[1])
+    index = value_of(task.args[1])
     if not isinstance(index, tuple):
         return None
     taken = [each for each in index if each is not None]
@@ -349,7 +345,7 @@ def _followed(mapping: Mapping[Any, Any], key: Any, other: str) -> tuple[Index, 
         if type(task) is not Task or task.func is not getitem or task.kwargs:
             return None
         block, index = task.args
-        index = index.value if isinstance(index, DataNode) else index
+        index = value_of(index)
         if not isinstance(block, TaskRef) or not _is_basic(index):
             return None
         key, steps = block.key, [index, *steps]

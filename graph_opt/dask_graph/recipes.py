@@ -23,7 +23,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -39,8 +38,9 @@ from graph_opt.dask_graph.internals import (
     TaskRef,
     blockwise_token,
 )
-from graph_opt.dask_graph.layers import name_of, renamed
+from graph_opt.dask_graph.layers import renamed
 from graph_opt.model.layout import Index
+from graph_opt.passes import in_order, name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
@@ -100,14 +100,6 @@ def gathered(tasks: Tasks, results: Collection[Key], size: Size, limit: float) -
         for key in group:
             del found[key]
     return {key: renamed(task, items, key) for key, task in found.items()}
-
-
-def in_order(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
-    """Return keys after all that they need, in the same order in every process."""
-    keys = sorted(needs, key=repr)
-    return list(
-        TopologicalSorter({key: sorted(needs[key], key=repr) for key in keys}).static_order()
-    )
 
 
 def _with_parts(inner: Tasks, size: Size, limit: float) -> tuple[dict[Key, GraphNode], Tasks]:

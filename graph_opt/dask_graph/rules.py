@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dask.blockwise import Blockwise
@@ -25,6 +24,7 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.piece import Piece
+from graph_opt.model.reader import Matches
 from graph_opt.pieces.sum import MODULE, PARTIAL_BYTES, SumPiece
 
 OPTED_OUT = "dask.annotate(dgpu=False)"
@@ -107,14 +107,6 @@ RULES = (
     Rule(f"{MODULE}.partial_sum", summed, "partial sums by our functions, added by later layers"),
 )
 """All rules."""
-
-
-@dataclass(frozen=True)
-class Matches:
-    """Pieces to rewrite, and pieces that stay with Dask."""
-
-    pieces: tuple[Piece, ...]
-    declined: tuple[Declined, ...]
 
 
 def find(graph: ArrayGraph, rules: Iterable[Rule] = RULES) -> Matches:

@@ -13,13 +13,20 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from graph_opt.dask_graph.calls import is_product
-from graph_opt.dask_graph.internals import DataNode, _matmul, _tensordot, chunk_einsum
-from graph_opt.dask_graph.members import tasks_of
-from graph_opt.dask_graph.parse import DTYPES, ArrayGraph, array_operands, once, unwrapped
+from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum
+from graph_opt.dask_graph.parse import (
+    DTYPES,
+    ArrayGraph,
+    array_operands,
+    once,
+    tasks_of,
+    unwrapped,
+    value_of,
+)
 from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.transforms import beside, is_transform
-from graph_opt.model.cost import LOOP_SLOWDOWN, Machine, Shape, Work
-from graph_opt.model.layout import CUPY, ArrayNode, real_of
+from graph_opt.model.cost import LOOP_SLOWDOWN, Beside, Machine, Shape, Work
+from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes, known_nbytes, real_of
 from graph_opt.passes import depth_first
 
 
@@ -180,7 +187,7 @@ def _work(graph: ArrayGraph, name: str) -> tuple[int, Work]:
     if task is None or not task.dependencies:
         return 0, Work()
     nodes = [array(graph, other) for other in (name, *graph.dependencies[name])]
-    return 1, Work(passes_of(getattr(task, "func", None), {}) * sum(map(_nbytes, nodes)))
+    return 1, Work(passes_of(getattr(task, "func", None), {}) * sum(map(known_nbytes, nodes)))
 
 
 def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
@@ -267,35 +274,6 @@ def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
         (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
     )
     return replace(node, chunks=chunks)
-
-
-def _nbytes(node: ArrayNode | None) -> float:
-    """Return the bytes of an array, 0 if unknown."""
-    return 0.0 if node is None or not node.known else float(node.size * _itemsize(node))
-
-
-def _itemsize(node: ArrayNode) -> int:
-    """Return the bytes of an element, 0 for structured dtypes: they have no name."""
-    try:
-        return node.itemsize
-    except TypeError:
-        return 0
-
-
-def block_nbytes(node: ArrayNode | None) -> float:
-    """Return the average bytes of a block, 0 if unknown."""
-    return 0.0 if node is None else _nbytes(node) / max(1, node.blocks)
-
-
-class Beside(NamedTuple):
-    """What a task needs beside its operands and its result.
-
-    ``temporary`` is over the largest block that it reads or makes. ``held`` are the bytes that its
-    result keeps allocated, over those of the result: more than 1 for a view of a temporary.
-    """
-
-    temporary: float = 0.0
-    held: float = 1.0
 
 
 class Made(NamedTuple):
@@ -390,7 +368,7 @@ def _widening(graph: ArrayGraph, names: Iterable[str]) -> float:
 def _takes(word: str, task: Any) -> bool:
     """Whether a function takes elements by arrays of indices: it returns a copy, not a view."""
     index = task.args[1] if word == "getitem" and len(task.args) == 2 else ()
-    index = _value(index)
+    index = value_of(index)
     each = index if isinstance(index, tuple) else (index,)
     return any(not isinstance(at, slice | int | None | type(...)) for at in each)
 
@@ -407,13 +385,9 @@ def _of_transform(graph: ArrayGraph, name: str) -> float | None:
     node = array(graph, operands[0][0]) if len(operands) == 1 else None
     if node is None or not node.known or node.dtype not in DTYPES or node.container == CUPY:
         return None
-    values = [_value(value) for value, index in layer.indices if index is None]
-    options = {key: _value(value) for key, value in layer.task.kwargs.items()}
+    values = [value_of(value) for value, index in layer.indices if index is None]
+    options = {key: value_of(value) for key, value in layer.task.kwargs.items()}
     return beside(function.__name__, values, options, _lengths_of(node), node.dtype)
-
-
-def _value(argument: Any) -> Any:
-    return argument.value if isinstance(argument, DataNode) else argument
 
 
 def _largest(graph: ArrayGraph, names: Iterable[str]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,6 +157,17 @@ class Work:
         flops = 2 * prod(self.product) * self.times
         rate = machine.product_rate(self.product, self.dtype) if flops else 1.0
         return self.nbytes / machine.memory_bandwidth + flops / rate
+
+
+class Beside(NamedTuple):
+    """What a task needs beside its operands and its result.
+
+    ``temporary`` is over the largest block that it reads or makes. ``held`` are the bytes that its
+    result keeps allocated, over those of the result: more than 1 for a view of a temporary.
+    """
+
+    temporary: float = 0.0
+    held: float = 1.0
 
 
 FIGURES = (

@@ -125,6 +125,24 @@ class ArrayNode:
         return not any(isnan(size) for sizes in self.chunks for size in sizes)
 
 
+def known_nbytes(node: ArrayNode | None) -> float:
+    """Return the bytes of an array, 0 if unknown."""
+    return 0.0 if node is None or not node.known else float(node.size * _itemsize(node))
+
+
+def _itemsize(node: ArrayNode) -> int:
+    """Return the bytes of an element, 0 for structured dtypes: they have no name."""
+    try:
+        return node.itemsize
+    except TypeError:
+        return 0
+
+
+def block_nbytes(node: ArrayNode | None) -> float:
+    """Return the average bytes of a block, 0 if unknown."""
+    return 0.0 if node is None else known_nbytes(node) / max(1, node.blocks)
+
+
 @dataclass(frozen=True)
 class Declined:
     """A piece that stays with Dask, and the reason for the user."""
@@ -136,6 +154,14 @@ class Declined:
 def counted(count: int, noun: str) -> str:
     """Return a number and its noun, in the plural if it is not 1."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a number of bytes in the largest unit of which there is about one, as Dask does."""
+    for at, unit in enumerate(("PiB", "TiB", "GiB", "MiB", "kiB")):
+        if nbytes >= 0.9 * (size := 1024 ** (5 - at)):
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"
 
 
 def cuts_of(sizes: Sequence[int]) -> Cuts:

@@ -1,38 +1,74 @@
-"""What passes see of a graph: array nodes by name. Each kind of graph has a reader of its own."""
+"""What the planner sees of a graph: arrays by name. Each kind of graph has a reader of its own.
+
+Dask's HighLevelGraphs are read by :mod:`graph_opt.dask_graph.reader`. Pieces, regions, programs and
+plans are the same for all readers, so what decides on them knows no layers, no tasks and no names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self
 
-from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Blockwork, Piece
+from graph_opt.model.cost import Beside, Machine
+from graph_opt.model.layout import ArrayNode, Declined
+from graph_opt.model.piece import Blockwork, Piece, Region
 
 Key = Any
+"""Of a block: the name of its array, then its index. Other values may have any keys."""
 
 
-class Reader(Protocol):
-    """A graph whose layers are read as arrays, with only the needed layers and blocks.
+class Matches(NamedTuple):
+    """Pieces to rewrite, and what looks like a piece, but is none for a gang."""
 
-    Dask's HighLevelGraphs are read by :class:`graph_opt.dask_graph.blockwork.Layers`. A reader of
-    another kind of graph gives this, and beside it what turns regions back into tasks:
+    pieces: tuple[Piece, ...]
+    declined: tuple[Declined, ...]
 
-    - rules that find pieces in the layers (``dask_graph/rules.py``);
-    - the layers that a gang can compute without a collective (``dask_graph/members.py``), and the
-      recipe of each, which a program takes (``dask_graph/recipes.py``);
-    - tasks for regions in place of the layers (``dask_graph/emit.py``).
 
-    Pieces, regions, programs and plans are the same for all readers, so none of these knows layers.
+class PlainLayer(NamedTuple):
+    """A layer as plain Dask runs it, or a piece with the blocks that it ``reads``.
+
+    ``needs`` are the blocks that each task reads, ``seconds`` the work of one task, and ``aliases``
+    the tasks that only rename a block.
     """
+
+    name: str
+    needs: Mapping[Key, Collection[Key]] = MappingProxyType({})
+    seconds: float = 0.0
+    aliases: Collection[Key] = ()
+    piece: Piece | None = None
+    reads: Collection[Key] = ()
+
+
+class Layers(Protocol):
+    """What a graph says of its layers, whether they have pieces or not."""
+
+    @property
+    def keys(self) -> AbstractSet[Key]:
+        """The requested blocks."""
 
     @property
     def dependencies(self) -> Mapping[str, AbstractSet[str]]:
         """The layers that each layer reads, without cycles."""
 
+    def is_map(self, name: str) -> bool:
+        """Whether each block of a layer is computed from blocks with the same index only."""
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the blocks of a layer are in memory; of unknown layers they are not."""
+
+
+class Graph(Layers, Protocol):
+    """A graph with pieces in place of layers, and only the needed layers and blocks."""
+
     @property
     def readers(self) -> Mapping[str, AbstractSet[str]]:
         """The layers that read each layer."""
+
+    @property
+    def local(self) -> AbstractSet[str]:
+        """The layers that a gang can compute without a collective, and may."""
 
     def annotations(self, name: str) -> Mapping[str, Any]:
         """Return the annotations of a layer; a region has layers with equal ones."""
@@ -43,11 +79,71 @@ class Reader(Protocol):
     def node(self, name: str) -> ArrayNode:
         """Return the array of a layer, with estimates of what is not declared."""
 
-    def is_stored(self, name: str) -> bool:
-        """Whether the blocks of a layer are in memory."""
+    def container(self, name: str) -> str | None:
+        """Return the type of the blocks of a layer, ``None`` if unknown."""
+
+    def calls_users(self, name: str) -> bool:
+        """Whether a layer calls a function of the user for each block."""
 
     def reads(self, name: str) -> AbstractSet[Key]:
-        """Return the keys of other layers' blocks that a layer reads: name of the array, index."""
+        """Return the keys of other layers' blocks that a layer reads."""
 
     def work(self, name: str, output: ArrayNode | None) -> Blockwork:
         """Return the work of a layer without a piece; ``output`` is a better declaration."""
+
+    def emit(self, launches: Iterable[tuple[Region, Any]]) -> Any:
+        """Return the user's kind of graph, with tasks for regions and the payloads of these."""
+
+
+class Reader(Layers, Protocol):
+    """A graph as users made it, whose layers are read as arrays."""
+
+    @property
+    def matches(self) -> Matches:
+        """The pieces in the layers."""
+
+    @property
+    def without_gangs(self) -> Any:
+        """The user's kind of graph, with kernels for the work of several layers."""
+
+    def array(self, name: str) -> ArrayNode | None:
+        """Return the array of a layer, ``None`` if none is declared."""
+
+    def array_of(self, key: Key) -> ArrayNode | None:
+        """Return the array of a block, ``None`` for other values."""
+
+    def with_pieces(self, pieces: Collection[Piece], left: Collection[str]) -> Graph:
+        """Return the graph with pieces; none of the layers ``left`` is for a gang."""
+
+    def in_passes(self, names: Iterable[str]) -> Self | None:
+        """Return the graph with pieces in passes that need less memory, ``None`` if none has."""
+
+    def task_seconds(self, name: str, given: Collection[str], machine: Machine) -> float:
+        """Predict a task of a layer, on average, from the blocks of the layers ``given``."""
+
+    def beside(self, name: str, given: Collection[str]) -> Beside:
+        """Return the memory that a task of a layer needs beside its operands and its result."""
+
+    def plain_layers(
+        self,
+        pieces: Iterable[Piece],
+        regions: Collection[Region],
+        wanted: Collection[Key],
+        machine: Machine,
+        *,
+        kernels: bool,
+    ) -> Iterable[PlainLayer]:
+        """Yield the layers for the blocks ``wanted`` as plain Dask runs them, in order.
+
+        ``pieces`` take the place of their layers, and the results of ``regions`` exist. With
+        ``kernels``, these do the work of several layers.
+        """
+
+    def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> Mapping[int, Any]:
+        """Return how ranks compute blocks, by the numbers of results; what they read is by number.
+
+        See :class:`dask_dgpu.runtime.program.Blockworks`.
+        """
+
+    def fallback(self, region: Region, *, travels: bool) -> Any:
+        """Return the user's own tasks for a region, which are pickled if they travel."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner import optimizer
+from dask_dgpu.planner import decisions, optimizer
+from graph_opt.dask_graph import reader
 
 A = np.random.default_rng(0).random((12, 10))
 X = da.from_array(A, chunks=(5, 4))
@@ -20,11 +21,14 @@ def fail(*arguments: Any) -> Any:
     raise RuntimeError("a bug")
 
 
-@pytest.mark.parametrize("part", ["find", "predict", "insert", "finish"])
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [(reader, "find"), (decisions, "predict"), (reader, "insert"), (optimizer, "finish")],
+)
 def test_a_bug_leaves_the_graph_to_dask(
-    part: str, monkeypatch: pytest.MonkeyPatch, gangs: list[str]
+    module: Any, part: str, monkeypatch: pytest.MonkeyPatch, gangs: list[str]
 ) -> None:
-    monkeypatch.setattr(optimizer, part, fail)
+    monkeypatch.setattr(module, part, fail)
     with (
         dgpu.enable(local_ranks=3, when="always", on_error="fallback"),
         warnings.catch_warnings(record=True) as caught,
@@ -45,6 +49,6 @@ def test_a_bug_leaves_the_graph_to_dask(
 
 
 def test_maps_are_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer, "insert", fail)
+    monkeypatch.setattr(reader, "insert", fail)
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
         np.testing.assert_array_equal((X * 2 + 1).compute(), A * 2 + 1)

@@ -9,13 +9,13 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.dask_graph.blockwork import LayerReader
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions, emit
+from graph_opt.dask_graph.emit import GangLayer, TaskFunctions
 from graph_opt.dask_graph.layers import insert
-from graph_opt.dask_graph.members import fuse, members
-from graph_opt.dask_graph.parse import Culled, cull, parse
-from graph_opt.dask_graph.rules import Matches, find
+from graph_opt.dask_graph.parse import parse
+from graph_opt.dask_graph.reader import LayerReader, PieceGraph, Runtime
+from graph_opt.dask_graph.rules import find
 from graph_opt.model.piece import Blockwork, Member, Region
+from graph_opt.model.reader import Matches
 from graph_opt.passes import partition
 from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MatmulPiece
@@ -96,22 +96,18 @@ def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Re
 
 def emitted(*arrays: da.Array, local: bool = False, keys: Any = None) -> HighLevelGraph:
     """Return the graph of some arrays with gangs that compute in NumPy."""
-    culled, found = _partitioned(arrays, local, keys)
-    return emit(culled.graph, [(region, region) for region in found], FUNCTIONS)
+    graph, found = _partitioned(arrays, local, keys)
+    return graph.emit((region, region) for region in found)
 
 
 def _partitioned(
     arrays: tuple[da.Array, ...], local: bool, keys: Any
-) -> tuple[Culled, list[Region]]:
-    wanted = keys_of(*arrays) if keys is None else keys
+) -> tuple[PieceGraph, list[Region]]:
+    wanted = frozenset(keys_of(*arrays) if keys is None else keys)
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
-    facts = parse(merged, wanted)
-    graph = insert(merged, products(*arrays))
-    if local:
-        graph = fuse(graph, members(facts, graph), wanted)
-    culled = cull(graph, wanted)
-    own = members(facts, culled.graph) if local else ()
-    return culled, partition(LayerReader(culled, facts), own, wanted)
+    reader = LayerReader(merged, wanted, Runtime(FUNCTIONS, lambda fusion: fusion, {}))
+    graph = reader.with_pieces(products(*arrays), left=() if local else reader.dependencies)
+    return graph, partition(graph)
 
 
 def contractions(*arrays: da.Array) -> tuple[ContractPiece, ...]:

@@ -16,9 +16,10 @@ from dask import delayed
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner import optimizer
+from dask_dgpu.planner import decisions
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, USERS
-from graph_opt.dask_graph import blockwork
+from graph_opt.dask_graph import blockwork, reader
 from graph_opt.model.layout import CUPY
 
 RNG = np.random.default_rng(7)
@@ -26,10 +27,10 @@ V, S = RNG.random(40), RNG.random((12, 12))
 ORDER = RNG.permutation(40)
 X, Y, Z = (da.from_array(*each) for each in ((V, 4), (S, (4, 3)), (S, 4)))
 ESTIMATES = (
-    (blockwork, "blockwork"),
+    (reader, "blockwork"),
     (blockwork, "estimate"),
-    (optimizer, "predict"),
-    (optimizer, "plain_region"),
+    (decisions, "predict"),
+    (decisions, "plain_region"),
 )
 """What estimates tasks, regions, and their time in plain Dask."""
 
@@ -111,7 +112,7 @@ def test_one_process_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def planned(z: da.Array, facts: ClusterFacts, **settings: Any) -> Any:
-    return optimizer.GraphOptimizer(read(settings), facts).rewrite(z.dask, z.__dask_keys__())
+    return GraphOptimizer(read(settings), facts).rewrite(z.dask, z.__dask_keys__())
 
 
 CPUS = ClusterFacts(4, "cpu", None)

@@ -12,8 +12,8 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import scan
-from dask_dgpu.planner import optimizer
-from graph_opt.dask_graph.fusing import with_functions
+from graph_opt.dask_graph import reader
+from graph_opt.dask_graph.reader import with_functions
 from graph_opt.model.layout import NUMPY
 
 A = np.random.default_rng(12).random((44, 12))
@@ -44,7 +44,7 @@ def test_as_without_them(form: str, when: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(scan, "_running", noting)
     exchanging = partial(with_functions, container=NUMPY)
-    monkeypatch.setattr(optimizer, "with_functions", exchanging)
+    monkeypatch.setattr(reader, "with_functions", exchanging)
     again, found = outcome(FORMS[form], when)
     assert again == operations
     np.testing.assert_array_equal(found, wanted)

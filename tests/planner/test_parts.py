@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner import optimizer as optimizer_module
-from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
+from dask_dgpu.planner import decisions, optimizer
+from dask_dgpu.planner.decisions import Rewriting
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.emit import TaskFunctions
 from graph_opt.model.names import is_gang, serves
@@ -39,10 +41,10 @@ PRODUCTS: dict[str, tuple[Make, Any]] = {
 }
 
 
-def rewritten(z: da.Array) -> Rewriting:
-    optimizer = dask.config.get("array_optimize")
-    assert isinstance(optimizer, GraphOptimizer)
-    return optimizer.rewrite(z.dask, z.__dask_keys__())
+def rewritten(z: da.Array) -> Rewriting[Any]:
+    enabled = dask.config.get("array_optimize")
+    assert isinstance(enabled, GraphOptimizer)
+    return enabled.rewrite(z.dask, z.__dask_keys__())
 
 
 def share_of(z: da.Array, ranks: int) -> float:
@@ -109,13 +111,13 @@ def test_less_room_takes_more_parts(programs: list[Any]) -> None:
 
 def test_what_fits_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
-    original = optimizer_module.predict
+    original = decisions.predict
 
     def predict(region: Any, *args: Any) -> Any:
         planned.append(region)
         return original(region, *args)
 
-    monkeypatch.setattr(optimizer_module, "predict", predict)
+    monkeypatch.setattr(decisions, "predict", predict)
     with dgpu.enable(local_ranks=2, memory_limit="1 MiB", **ALWAYS):
         (X @ Y).compute(scheduler="sync")
     assert len(planned) == 1
@@ -167,7 +169,7 @@ def test_parts_are_staged_one_after_another(monkeypatch: pytest.MonkeyPatch) -> 
         return result
 
     functions = TaskFunctions(staged, ran, tasks.out)
-    monkeypatch.setattr(optimizer_module, "FUNCTIONS", functions)
+    monkeypatch.setattr(optimizer, "RUNTIME", replace(optimizer.RUNTIME, tasks=functions))
     room = int(share_of(X @ Y, 1) * 0.7)
     with dgpu.enable(local_ranks=1, memory_limit=room, **ALWAYS):
         ((_, prediction),) = rewritten(X @ Y).regions

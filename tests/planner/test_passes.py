@@ -111,7 +111,7 @@ def test_what_fits_in_no_pass_is_left_as_it_is(programs: list[Any]) -> None:
     z = dgpu.fft.fft2(squares())
     with dgpu.enable(local_ranks=2, memory_limit=1000, **ALWAYS):
         found = rewritten(z)
-        assert found.source is z.dask
+        assert found.reader.source is z.dask
         assert [each.name for each in found.declined] == [z.name]
         close(z.compute(scheduler="sync"), np.fft.fft2(A))
     assert programs == []
@@ -126,7 +126,7 @@ def test_other_gangs_are_no_reason_for_passes(programs: list[Any]) -> None:
         graph = HighLevelGraph.merge(z.dask, product.dask)
         keys = [*z.__dask_keys__(), *product.__dask_keys__()]
         found = optimizer.rewrite(graph, keys)
-        assert found.source is graph
+        assert found.reader.source is graph
         assert [piece.output.name for piece in found.pieces] == [product.name]
 
 

@@ -10,14 +10,14 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.array.optimization import optimize
-from dask.core import flatten
 
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
+from dask_dgpu.environment.settings import read
 from dask_dgpu.observe.explain.table import Totals
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Plain, plain_graph
 from graph_opt.dask_graph.internals import Alias, DataNode
-from graph_opt.dask_graph.parse import parse
 from graph_opt.dask_graph.work import USUAL
 
 CLUSTER = ClusterFacts(4, "cpu", None)
@@ -32,8 +32,8 @@ def enabled() -> Iterator[None]:
 
 
 def predicted(z: da.Array, facts: ClusterFacts = CLUSTER) -> Plain:
-    wanted = set(flatten(z.__dask_keys__()))
-    return plain_graph(z.dask, parse(z.dask, wanted), (), wanted, 4, facts)
+    reader = GraphOptimizer(read({"fuse": False}), facts).reader(z.dask, z.__dask_keys__())
+    return plain_graph(reader, (), (), facts, workers=4, kernels=False)
 
 
 def random(n: int, chunk: int) -> da.Array:

@@ -16,7 +16,8 @@ from dask.highlevelgraph import HighLevelGraph
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
+from dask_dgpu.planner.decisions import Rewriting
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import NOTHING, Present
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -31,7 +32,7 @@ def lazy(values: Any, chunks: Any = (5, 4)) -> da.Array:
 
 def rewritten(
     *results: da.Array, workers: int = 4, present: Present = NOTHING, **settings: Any
-) -> Rewriting:
+) -> Rewriting[Any]:
     graph = HighLevelGraph.merge(*(each.__dask_graph__() for each in results))
     keys = list(flatten([each.__dask_keys__() for each in results]))
     optimizer = GraphOptimizer(read(ALWAYS | settings), ClusterFacts(workers, "cpu", None))

@@ -35,8 +35,9 @@ ALWAYS: dict[str, Any] = {"when": "always", "on_error": "raise"}
 def launch_of(z: da.Array, ranks: int, **settings: Any) -> Launch:
     """Return the launch of the only gang that computes an array."""
     with dgpu.enable(local_ranks=ranks, **ALWAYS | settings) as enabled:
-        ((region, _),) = enabled.optimizer.rewrite(z.dask, z.__dask_keys__()).regions
-        return enabled.optimizer.launch(region)
+        done = enabled.optimizer.rewrite(z.dask, z.__dask_keys__())
+        ((region, _),) = done.regions
+        return enabled.optimizer.launch(region, done.reader)
 
 
 def launches_of(tasks: Mapping[Key, Any]) -> list[Launch]:

@@ -20,10 +20,12 @@ from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
+from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
-from dask_dgpu.planner.optimizer import GraphOptimizer, Rewriting
+from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Lack, blocks_of
 from dask_dgpu.planner.present import present_on
+from graph_opt.dask_graph.reader import LayerReader
 from graph_opt.model.piece import Region
 
 __all__ = ["Explanation", "explain"]
@@ -104,11 +106,11 @@ def _explained(
         failures = dict.fromkeys([reason_of(error), *reported])
         return Explanation(enabled=True, failures=tuple(failures))
     rewritten = tuple(
-        (piece, optimizer.planned(Region.of(piece), rewriting.arrays, present).prediction)
+        (piece, optimizer.planned(Region.of(piece), rewriting.reader, present).prediction)
         for piece in rewriting.pieces
     )
     runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
-    ours, plain = optimizer.totals(keys, rewriting)
+    ours, plain = optimizer.totals(rewriting)
     operations = [
         replace(each, why=lacks[each.name].reason)
         if each.name in lacks and lacks[each.name].streams
@@ -134,11 +136,11 @@ def _explained(
         bool(measured),
         lacks,
         advice,
-        passes_of(graph, rewriting.source),
+        passes_of(graph, rewriting.reader.source),
     )
 
 
-def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting) -> Mapping[str, Lack]:
+def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting[LayerReader]) -> Mapping[str, Lack]:
     """Return what operations lack that no gang computes: collectives, and those that stream."""
     streams = stream_lacks(rewriting, optimizer.settings, optimizer.facts)
     return {**streams, **rewriting.lacks}

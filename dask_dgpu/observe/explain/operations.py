@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from dask.highlevelgraph import Layer
 
 from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.observe.explain.words import Step, steps_of
-from dask_dgpu.planner.optimizer import Rewriting, made_by
+from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
 from dask_dgpu.runtime.fused import Fused
-from graph_opt.dask_graph.members import calls_others, is_map, is_member
-from graph_opt.dask_graph.parse import CARRIED, unsupported
+from graph_opt.dask_graph.parse import CARRIED, calls_others, is_member, unsupported
+from graph_opt.dask_graph.reader import LayerReader
 from graph_opt.dask_graph.rules import OPTED_OUT
 from graph_opt.model.layout import counted
 from graph_opt.model.names import label
@@ -122,7 +123,7 @@ class Finder:
     gang.
     """
 
-    rewriting: Rewriting
+    rewriting: Rewriting[LayerReader]
     outside: Plain
     runs: Sequence[Sequence[recording.Step]] = ()
 
@@ -135,9 +136,13 @@ class Finder:
         places = [at if each.gang is None else first[each.gang] for at, each in enumerate(found)]
         return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
 
+    @property
+    def _reader(self) -> LayerReader:
+        return self.rewriting.reader
+
     @cached_property
     def _steps(self) -> dict[str, Step]:
-        return {step.name: step for step in steps_of(self.rewriting.arrays, self.rewriting.found)}
+        return {step.name: step for step in steps_of(self._reader)}
 
     @cached_property
     def _words(self) -> dict[str, str]:
@@ -165,13 +170,13 @@ class Finder:
 
     @cached_property
     def _pieces(self) -> dict[str, Piece]:
-        found = (*self.rewriting.found, *self.rewriting.pieces)  # the latter for used blocks only
-        return {piece.output.name: piece for piece in found}
+        found = chain(self._reader.matches.pieces, self.rewriting.pieces)
+        return {piece.output.name: piece for piece in found}  # the latter for used blocks only
 
     def _computed_by(self, name: str) -> str:
         """Return the layer of the rewritten graph, or of a gang, that computes a layer."""
         while name not in self._regions and name not in self.rewriting.graph.layers:
-            readers = self.rewriting.arrays.dependents[name]
+            readers = self._reader.arrays.dependents[name]
             if not readers:
                 break
             name = min(readers)
@@ -232,7 +237,7 @@ class Finder:
 
     def _calls_others(self, step: Step) -> bool:
         """Whether an operation calls a function of the user, which no kernel has."""
-        layers = [self.rewriting.arrays.layers[name] for name in step.layers]
+        layers = [self._reader.arrays.layers[name] for name in step.layers]
         return any(isinstance(each, Blockwise) and calls_others(each) for each in layers)
 
     def _joined(self, step: Step, target: str) -> str:
@@ -266,7 +271,7 @@ class Finder:
 
     def _reason(self, step: Step, target: str) -> str:
         """Return why Dask computes an operation."""
-        arrays, node = self.rewriting.arrays, step.node
+        arrays, node = self._reader.arrays, step.node
         given = [self._reasons[name] for name in (*step.layers, target) if name in self._reasons]
         if any(map(arrays.is_out, step.layers)):
             return OPTED_OUT
@@ -280,7 +285,7 @@ class Finder:
             return CREATES
         if not all(is_member(arrays, name) for name in step.layers):
             return NO_RULE
-        if all(is_map(arrays.layers[name]) for name in step.layers):
+        if all(map(self._reader.is_map, step.layers)):
             return NO_MEETING
         return ONE_PROCESS if self.rewriting.own_left else STREAM
 

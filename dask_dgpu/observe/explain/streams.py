@@ -12,10 +12,10 @@ from dask.highlevelgraph import Layer
 from dask_dgpu.environment.facts import ClusterFacts, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.observe.explain.words import Step, steps_of
-from dask_dgpu.planner.optimizer import Rewriting, made_by
+from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import Lack, Prediction
-from graph_opt.dask_graph.members import is_block, tasks_of
-from graph_opt.dask_graph.parse import ArrayGraph
+from graph_opt.dask_graph.parse import ArrayGraph, is_block, tasks_of
+from graph_opt.dask_graph.reader import LayerReader
 from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.work import array, named
 from graph_opt.model.layout import NUMPY, ArrayNode
@@ -37,7 +37,9 @@ class Need(NamedTuple):
         return self.read + self.made
 
 
-def stream_lacks(rewriting: Rewriting, settings: Settings, facts: ClusterFacts) -> dict[str, Lack]:
+def stream_lacks(
+    rewriting: Rewriting[LayerReader], settings: Settings, facts: ClusterFacts
+) -> dict[str, Lack]:
     """Return what reductions lack that Dask computes, by the name of their result.
 
     Only the blocks at work count: those of one task for each thread of a worker. Dask streams the
@@ -46,10 +48,10 @@ def stream_lacks(rewriting: Rewriting, settings: Settings, facts: ClusterFacts) 
     room = usable(facts, settings)
     if room is None:
         return {}
-    arrays, found = rewriting.arrays, dict[str, Lack]()
+    arrays, found = rewriting.reader.arrays, dict[str, Lack]()
     in_gangs = {name for region, _ in rewriting.regions for name in made_by(region)}
-    pieces = {name for piece in rewriting.found for name in piece.layers}
-    for step in steps_of(arrays, rewriting.found):
+    pieces = {name for piece in rewriting.reader.matches.pieces for name in piece.layers}
+    for step in steps_of(rewriting.reader):
         if {*step.layers} & (in_gangs | pieces) or not _is_in_room(step.node, facts):
             continue
         names = [name for name in step.layers if name in rewriting.graph.layers]
@@ -73,12 +75,12 @@ def _is_in_room(node: ArrayNode | None, facts: ClusterFacts) -> bool:
     return node is not None and node.known and not on_host
 
 
-def _needs(rewriting: Rewriting, name: str, room: float) -> Iterator[Need]:
+def _needs(rewriting: Rewriting[LayerReader], name: str, room: float) -> Iterator[Need]:
     """Yield what tasks of a layer need; of equal tasks one, and nothing for unknown blocks.
 
     If whole arrays fit in the ``room`` of a task, these are all that it yields: tasks are many.
     """
-    arrays, layer = rewriting.arrays, rewriting.graph.layers[name]
+    arrays, layer = rewriting.reader.arrays, rewriting.graph.layers[name]
     node = _known(arrays, name)
     if node is None:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,15 @@ from dask.highlevelgraph import Layer
 
 from dask_dgpu.runtime.recording import PARTS, word_of
 from graph_opt.dask_graph.calls import bound
-from graph_opt.dask_graph.members import CONTRACTIONS
-from graph_opt.dask_graph.parse import ArrayGraph, block_function, is_stored, unwrapped
+from graph_opt.dask_graph.parse import (
+    CONTRACTIONS,
+    ArrayGraph,
+    block_function,
+    is_stored,
+    unwrapped,
+)
+from graph_opt.dask_graph.reader import LayerReader
 from graph_opt.model.layout import ArrayNode
-from graph_opt.model.piece import Piece
 from graph_opt.passes import depth_first
 
 SYMBOLS: Mapping[Any, str] = {
@@ -99,12 +104,13 @@ class Step:
         return self.layers[-1]
 
 
-def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
-    """Return the operations of a graph, each after those that it reads; ``pieces`` are found ones.
+def steps_of(reader: LayerReader) -> list[Step]:
+    """Return the operations of a graph, each after those that it reads.
 
     Blocks that exist, such as those of a persisted array, are no operation.
     """
-    found = {name: piece for piece in pieces for name in piece.layers}
+    arrays = reader.arrays
+    found = {name: piece for piece in reader.matches.pieces for name in piece.layers}
     last: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     calls: dict[str, str] = {}

@@ -130,7 +130,7 @@ def test_many_steps_cost_as_much_each_as_few(boundary: Any) -> None:
         assert sum(isinstance(piece, OverlapPiece) for piece in region.pieces) == steps
         assert prediction.tasks == 2 * X.npartitions + 1
         assert len(region.label) < 500
-        payload = optimizer(when="always").launch(region).program.text[0]
+        payload = optimizer(when="always").launch(region, rewriting.reader).program.text[0]
         facts.append((calls, len(payload)))
     (few, light), (many, heavy) = facts
     assert many < 4.4 * few
@@ -142,8 +142,9 @@ def test_a_step_is_as_long_whatever_its_blocks() -> None:
 
     def payload(chunk: int, steps: int) -> int:
         z = loop(da.ones((32, 32), chunks=chunk), steps)
-        ((region, _),) = optimizer(when="always").rewrite(z.dask, z.__dask_keys__()).regions
-        return len(optimizer(when="always").launch(region).program.text[0])
+        rewriting = optimizer(when="always").rewrite(z.dask, z.__dask_keys__())
+        ((region, _),) = rewriting.regions
+        return len(optimizer(when="always").launch(region, rewriting.reader).program.text[0])
 
     few, many = ((payload(chunk, 30) - payload(chunk, 10)) / 20 for chunk in (16, 4))
     assert few < 1000
@@ -160,8 +161,9 @@ def test_a_function_travels_once() -> None:
     for _ in range(20):
         z = z.map_overlap(weighted, depth=1, boundary="none", dtype=float)
     o = optimizer(when="always")
-    ((region, _),) = o.rewrite(z.dask, z.__dask_keys__()).regions
-    payload = pickle.dumps(o.launch(region).program)
+    rewriting = o.rewrite(z.dask, z.__dask_keys__())
+    ((region, _),) = rewriting.regions
+    payload = pickle.dumps(o.launch(region, rewriting.reader).program)
     assert weights.nbytes < len(payload) < 2 * weights.nbytes
     again = pickle.loads(payload)
     local = [number for number, node in again.numbered.items() if node.operation is None]

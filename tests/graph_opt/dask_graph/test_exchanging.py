@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.dask_graph.fusing import with_functions
+from graph_opt.dask_graph.reader import with_functions
 from graph_opt.model.layout import CUPY
 
 X = da.from_array(np.arange(24.0).reshape(8, 3), chunks=(4, 3))

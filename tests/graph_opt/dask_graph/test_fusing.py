@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from dask.core import flatten
 
-from graph_opt.dask_graph.fusing import fuse_expressions, may_fuse
+from graph_opt.dask_graph.fusing import fuse_expressions
 from graph_opt.dask_graph.parse import parse
+from graph_opt.dask_graph.reader import may_fuse
 from tests.runtime import test_fused as fused
 from tests.runtime import test_fused_slices as slices
 

@@ -12,8 +12,7 @@ from dask.core import flatten
 
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.dask_graph.internals import TaskRef
-from graph_opt.dask_graph.members import is_member
-from graph_opt.dask_graph.parse import parse
+from graph_opt.dask_graph.parse import is_member, parse
 from graph_opt.model.names import label
 from graph_opt.model.piece import Blockwork, Region
 from tests.graph_opt.graphs import array, emitted, regions

@@ -1,0 +1,296 @@
+"""Dask's HighLevelGraphs for the planner: what is in them, and graphs with gangs in their place.
+
+This implements :mod:`graph_opt.model.reader`. On GPUs a blockwise layer may call another function
+than Dask's, because it is quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from graph_opt.dask_graph.blockwork import blockwork, node_of
+from graph_opt.dask_graph.emit import TaskFunctions, emit
+from graph_opt.dask_graph.fusing import Calls, Functions, exchanged, fuse_expressions
+from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
+from graph_opt.dask_graph.layers import PieceLayer, check, in_passes, insert
+from graph_opt.dask_graph.parse import (
+    ArrayGraph,
+    Culled,
+    calls_others,
+    container_of,
+    cull,
+    fuse,
+    is_block,
+    is_data,
+    is_map,
+    is_member,
+    is_stored,
+    parse,
+)
+from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.products import with_plain
+from graph_opt.dask_graph.recipes import Recipe, recipe_of
+from graph_opt.dask_graph.rules import find
+from graph_opt.dask_graph.work import array, memory_beside, task_seconds
+from graph_opt.model.cost import Beside, Machine
+from graph_opt.model.layout import CUPY, ArrayNode
+from graph_opt.model.piece import Blockwork, Piece, Region
+from graph_opt.model.reader import Key, Matches, PlainLayer
+from graph_opt.passes import depth_first, name_of
+from graph_opt.pieces.matmul import ProductPiece
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the tasks of gangs and of kernels call, and functions of Dask's to exchange on GPUs."""
+
+    tasks: TaskFunctions
+    kernels: Calls
+    exchanged: Functions
+
+
+@dataclass(frozen=True)
+class LayerReader:
+    """Reads the layers of a graph as Dask made it; ``fused`` are kernels wanted."""
+
+    source: HighLevelGraph
+    keys: frozenset[Key]
+    runtime: Runtime
+    fused: bool = False
+
+    @cached_property
+    def graph(self) -> HighLevelGraph:
+        """The graph with other functions on GPUs."""
+        exchanged = self.runtime.exchanged
+        return with_functions(self.source, exchanged) if self.fused else self.source
+
+    @cached_property
+    def arrays(self) -> ArrayGraph:
+        """The layers, read as arrays."""
+        return parse(self.graph, self.keys, self.fused)
+
+    @cached_property
+    def matches(self) -> Matches:
+        return find(self.arrays)
+
+    @property
+    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
+        return self.graph.dependencies
+
+    def array(self, name: str) -> ArrayNode | None:
+        return array(self.arrays, name)
+
+    def array_of(self, key: Key) -> ArrayNode | None:
+        node = array(self.arrays, name := name_of(key))
+        return node if node is not None and is_block(key, name, node) else None
+
+    def is_map(self, name: str) -> bool:
+        return is_map(self.graph.layers[name])
+
+    def is_stored(self, name: str) -> bool:
+        return is_stored(self.graph.layers.get(name))
+
+    def with_pieces(self, pieces: Collection[Piece], left: Collection[str]) -> PieceGraph:
+        """Replace layers by pieces, fuse Dask's work between them, and drop unused blocks."""
+        graph = check(insert(self.graph, pieces))
+        others = graph.layers.keys() - {*left} - {piece.output.name for piece in pieces}
+        local = {name for name in others if is_member(self.arrays, name)}
+        graph = self._combined(graph, local)
+        return PieceGraph(self, cull(fuse(graph, local, self.keys), self.keys), local)
+
+    def _combined(self, graph: HighLevelGraph, local: Collection[str]) -> HighLevelGraph:
+        """Replace layers by kernels."""
+        if not (self.fused and may_fuse(graph, self.arrays)):
+            return graph
+        return fuse_expressions(graph, self.arrays, local, self.keys, self.runtime.kernels)
+
+    @cached_property
+    def without_gangs(self) -> HighLevelGraph:
+        return self._combined(self.graph, ())
+
+    def in_passes(self, names: Iterable[str]) -> LayerReader | None:
+        graph = in_passes(self.source, names)
+        return None if graph is None else replace(self, source=graph)
+
+    def task_seconds(self, name: str, given: Collection[str], machine: Machine) -> float:
+        return task_seconds(self.arrays, name, given, machine)
+
+    def beside(self, name: str, given: Collection[str]) -> Beside:
+        return memory_beside(self.arrays, name, given)
+
+    def plain_layers(
+        self,
+        pieces: Iterable[Piece],
+        regions: Collection[Region],
+        wanted: Collection[Key],
+        machine: Machine,
+        *,
+        kernels: bool,
+    ) -> Iterator[PlainLayer]:
+        arrays = self.arrays if kernels else replace(self.arrays, fused=False)
+        graph = self.graph
+        if kernels and not (self.matches.pieces or regions):
+            graph = self.without_gangs
+        culled = cull(fuse(insert(_with_data(graph, regions), pieces), (), wanted), wanted)
+        layers = culled.graph.layers
+        for name in depth_first(culled.graph.dependencies):
+            layer, needs = layers[name], culled.needs[name]
+            if isinstance(layer, PieceLayer):
+                yield PlainLayer(name, piece=layer.piece, reads=culled.reads[name])
+                continue
+            aliases = set[Key]()
+            if isinstance(layer, MaterializedLayer):
+                needs = {key: read for key, read in needs.items() if not is_data(layer[key])}
+                aliases = {key for key in needs if _is_alias(layer[key])}
+            seconds = task_seconds(arrays, name, layers.keys(), machine)
+            yield PlainLayer(name, needs, seconds, aliases)
+
+    def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> dict[int, Recipe]:
+        known: dict[str, BlockwiseDep] = {}  # equal facts about blocks travel once
+        return {
+            numbers[name]: recipe_of(name, work.layer, work.computed, numbers, known)
+            for work in works
+            for name in [work.output.name]
+        }
+
+    def fallback(self, region: Region, *, travels: bool) -> Plain:
+        graph, piece = self.graph, region.members[0]
+        if region.term_of is not None and isinstance(piece, ProductPiece):
+            graph = with_plain(graph, piece)
+        return Plain.of(graph, region, travels=travels)
+
+
+def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:
+    """Whether layers may become one, by their kinds alone: one reads another.
+
+    On GPUs one reduction is enough.
+    """
+    found = {name for name in graph.layers if _is_candidate(graph, arrays, name)}
+    if any(not found.isdisjoint(graph.dependencies[name]) for name in found):
+        return True
+    facts = (graph.layers[name].collection_annotations or {} for name in found)
+    return any(each.get("chunk_type") == CUPY for each in facts)
+
+
+def _is_candidate(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> bool:
+    """Whether a layer may have a reading, or be slices; aggregates of several blocks do not."""
+    layer, needed = graph.layers[name], graph.dependencies[name]
+    if isinstance(layer, Blockwise):
+        return bool(needed)
+    if type(layer) is not MaterializedLayer or len(needed) != 1:
+        return False
+    (other,) = needed
+    made, read = arrays.node(name), arrays.node(other)
+    task: Any = next(iter(layer.mapping.values()), None)
+    slices = isinstance(task, Alias) or getattr(task, "func", None) is getitem
+    return slices or made is None or read is None or made.blocks == read.blocks
+
+
+def with_functions(
+    graph: HighLevelGraph, functions: Functions, container: str = CUPY
+) -> HighLevelGraph:
+    """Return a graph in which blockwise layers with blocks of a type call other functions.
+
+    ``functions`` has what to call instead, by what Dask calls. Names stay, and so do arguments.
+    """
+    layers = {
+        name: changed
+        for name, layer in graph.layers.items()
+        if (changed := _changed(layer, functions, container)) is not None
+    }
+    return HighLevelGraph({**graph.layers, **layers}, graph.dependencies) if layers else graph
+
+
+def _changed(layer: Any, functions: Functions, container: str) -> Blockwise | None:
+    """Return a layer with another function, ``None`` if there is no such."""
+    facts = getattr(layer, "collection_annotations", None) or {}
+    if not isinstance(layer, Blockwise) or facts.get("chunk_type") != container:
+        return None
+    task = layer.task
+    function = exchanged(task.func, functions) if isinstance(task, Task) else None
+    if function is None:
+        return None
+    found = copy(layer)
+    found.task = Task(task.key, function, *task.args, **task.kwargs)
+    found.__dict__.pop("_cached_dict", None)
+    return found
+
+
+def _with_data(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:
+    """Return a graph with data in place of the blocks that gangs compute."""
+    layers: dict[str, Layer] = {}
+    for region in regions:
+        for name, blocks in region.wanted:
+            keys = [(name, *index) for index in blocks]
+            layers[name] = MaterializedLayer({key: DataNode(key, None) for key in keys})
+    nothing: dict[str, set[str]] = {name: set() for name in layers}
+    return HighLevelGraph({**graph.layers, **layers}, {**graph.dependencies, **nothing})
+
+
+def _is_alias(task: Any) -> bool:
+    """Whether a task only renames a block; in the old form it is the other key itself."""
+    return isinstance(task, Alias) or (isinstance(task, tuple) and not callable(task[0]))
+
+
+@dataclass(frozen=True)
+class PieceGraph:
+    """A graph with :class:`PieceLayer`, and Dask's own layers fused between them."""
+
+    reader: LayerReader
+    culled: Culled
+    local: AbstractSet[str]
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return self.reader.keys
+
+    @property
+    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
+        return self.culled.graph.dependencies
+
+    @property
+    def readers(self) -> Mapping[str, AbstractSet[str]]:
+        return self.culled.readers
+
+    def _layer(self, name: str) -> Layer:
+        return self.culled.graph.layers[name]
+
+    def annotations(self, name: str) -> Mapping[str, Any]:
+        return self._layer(name).annotations or {}
+
+    def piece(self, name: str) -> Piece | None:
+        layer = self._layer(name)
+        return layer.piece if isinstance(layer, PieceLayer) else None
+
+    def node(self, name: str) -> ArrayNode:
+        return node_of(self.reader.arrays, name)
+
+    def container(self, name: str) -> str | None:
+        return container_of(self.reader.arrays, name)
+
+    def is_stored(self, name: str) -> bool:
+        return is_stored(self._layer(name))
+
+    def is_map(self, name: str) -> bool:
+        return is_map(self._layer(name))
+
+    def calls_users(self, name: str) -> bool:
+        layer = self._layer(name)
+        return isinstance(layer, Blockwise) and calls_others(layer)
+
+    def reads(self, name: str) -> AbstractSet[Key]:
+        return self.culled.reads[name]
+
+    def work(self, name: str, output: ArrayNode | None) -> Blockwork:
+        return blockwork(name, self.culled, self.reader.arrays, output)
+
+    def emit(self, launches: Iterable[tuple[Region, Any]]) -> HighLevelGraph:
+        return emit(self.culled.graph, launches, self.reader.runtime.tasks)
