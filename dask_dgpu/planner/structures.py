@@ -21,7 +21,7 @@ from dask_dgpu.planner.predict import Places
 from dask_dgpu.planner.present import Present, figures_of
 from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.sent import Created, IncomparableError, SentGraph, opened, pickled
+from graph_opt.dask_graph.sent import Created, SentGraph, opened, pickled
 from graph_opt.model.names import is_gang, parted, split
 
 if TYPE_CHECKING:
@@ -76,8 +76,6 @@ def optimized(
         if kept.text:
             text = graph.restored(kept.text, kept.stand_for)
             return opened(text, {GRAPH: graph, **kept.programs, **dict(enumerate(graph.arrays))})
-    except IncomparableError as reason:
-        logger.debug("a graph is optimized without its structure: %s", reason)
     except Exception:  # the graph itself says what is wrong, with its own names
         logger.debug("a graph could not be optimized by its structure", exc_info=True)
     return optimizer.with_figures(figures).optimize(graph, list(keys), present)
