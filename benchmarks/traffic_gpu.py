@@ -157,6 +157,7 @@ def main() -> None:
     """Measure, and append to the results."""
     parser = options(__doc__, OUT)
     add_cluster(parser)
+    parser.set_defaults(device="cuda")
     parser.add_argument("--only", default="", help="a part of the name of a function")
     given = parser.parse_args()
     report = Report(given.out, 1)

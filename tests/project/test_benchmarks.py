@@ -626,3 +626,15 @@ def test_batches_gpu_writes_every_figure(tmp_path: Path) -> None:
     several = lines_of(tmp_path / "several.jsonl", "batches_gpu.py", "--quick", "--workers", "2")
     assert [line["what"] for line in several] == [*limits, "product"]
     assert several[-1]["workers"] == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_the_benchmark_of_traffic_runs_on_a_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--quick", "--only", "cum"]
+    copy, *lines = lines_of(tmp_path / "figures.jsonl", "traffic_gpu.py", *arguments)
+    assert copy["nbytes"] == 2 * 4 * 128**2
+    assert [line["what"] for line in lines] == [
+        f"{name}, axis {axis}" for name in ("cumsum", "cumprod") for axis in (0, 1)
+    ]
+    assert all(len(line["seconds"]) == 3 and line["ratio"] is not None for line in lines)
