@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +134,9 @@ class ClusterConfig(Shown):
         path : path-like
             The file, which is overwritten.
         """
-        values = asdict(self.facts) | {"figures": dict(self.facts.figures)}
-        del values["machine"]
+        given = [each.name for each in fields(self.facts) if each.init]
+        values = {name: getattr(self.facts, name) for name in given}
+        values["figures"] = dict(self.facts.figures)
         Path(path).write_text(json.dumps(values, indent=2) + "\n")
 
     def use(self, client: Client | None = None) -> None:
