@@ -120,23 +120,23 @@ def _tokens(*names: str) -> list[bytes]:
 def _reduced(graph: HighLevelGraph, launch: Launch) -> tuple[Any, ...]:
     """Reduce a launch with what messages omit: Dask's own tasks, as names of layers of the graph.
 
-    These are looked up if they are needed.
+    These are looked up if they are needed. Those of a graph that was optimized before are bytes.
     """
-    plain, parts = launch.plain, None
+    plain: Any = launch.plain
     if isinstance(plain, Plain):
         names = [name for name, layer in plain.layers.items() if graph.layers.get(name) is layer]
         others = {name: layer for name, layer in plain.layers.items() if name not in names}
-        parts = others, plain.given, plain.wanted, False, graph, names
+        plain = others, plain.given, plain.wanted, False, graph, names
     tokens = split(launch.program.text[1])
-    return _launch, (launch.program, launch.names, launch.titles, parts, tokens)
+    return _launch, (launch.program, launch.names, launch.titles, plain, tokens)
 
 
 def _launch(
     program: Program,
     names: tuple[str, ...],
     titles: tuple[str, ...],
-    parts: tuple[Any, ...] | None,
+    plain: tuple[Any, ...] | bytes | None,
     tokens: list[bytes],
 ) -> Launch:
-    plain = None if parts is None else Plain(*parts)
-    return Launch(program, names, titles, plain, b"".join(tokens))
+    own = Plain(*plain) if isinstance(plain, tuple) else plain
+    return Launch(program, names, titles, own, b"".join(tokens))
