@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -61,10 +61,10 @@ def by_host(members: Iterable[str]) -> tuple[str, ...]:
     return tuple(member for found in hosts.values() for member in found)
 
 
-def member_hosts(members: Sequence[str]) -> Hosts:
+@lru_cache(maxsize=64)
+def member_hosts(members: tuple[str, ...]) -> Hosts:
     """Return the number of members on each host, empty for one host; see :func:`hosts_of`."""
-    hosts = [host_in(member) for member in members]
-    return hosts_of(hosts) if len({*hosts}) > 1 else ()
+    return hosts_of([host_in(member) for member in members])
 
 
 def host_in(address: str) -> str:

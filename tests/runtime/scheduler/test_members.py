@@ -7,7 +7,7 @@ from dask_dgpu.runtime.scheduler.run import by_host, member_hosts
 
 
 def test_members_are_ordered_host_by_host() -> None:
-    members = ["tcp://10.0.0.2:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:2", "tls://[fd00::1]:7"]
+    members = ("tcp://10.0.0.2:1", "tcp://10.0.0.1:1", "tcp://10.0.0.2:2", "tls://[fd00::1]:7")
     ordered = by_host(members)
     assert ordered == (members[0], members[2], members[1], members[3])
     assert member_hosts(ordered) == (2, 1, 1)
