@@ -64,6 +64,11 @@ class Recipe:
         return 2 * (self.n + {"dct1": -1, "dst1": 1}.get(self.kind, 0))
 
     @property
+    def power(self) -> float:
+        """The exponent of the period in the factor for ``norm``."""
+        return {"backward": 0.0, "ortho": -0.5, "forward": -1.0}[self.norm]
+
+    @property
     def first(self) -> int:
         """Position of the first element in the spectrum of real numbers."""
         return SHIFTS[self.kind][1] // 2
@@ -93,14 +98,13 @@ class Recipe:
         ``block`` is the output of the FFT, from ``first`` on in a spectrum of real numbers. It is
         overwritten, and the result is a view of it.
         """
-        logical = {"backward": 0.0, "ortho": -0.5, "forward": -1.0}[self.norm]
         if self._type == 3:
-            block *= block.dtype.type(float(self.period) ** (1 + logical))
+            block *= block.dtype.type(float(self.period) ** (1 + self.power))
             return block
         k = _range(block, start, axis)
         ortho = math.sqrt(0.5) if self.norm == "ortho" else 1.0
         factors = self._ends(self._phases(k, block.dtype), start[axis], ortho)
-        factors *= 2 * float(self.period) ** logical
+        factors *= 2 * float(self.period) ** self.power
         block *= aligned(factors.astype(block.dtype, copy=False), axis, block.ndim)
         return block.real
 
