@@ -34,11 +34,9 @@ from dask_dgpu.runtime.prepared import (
 )
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
-from dask_dgpu.runtime.tracks import Tracks
 from graph_opt.model.layout import CUPY, NUMPY, Index
 
 Array = Any
-NOTHING = nullcontext()
 
 
 @dataclass
@@ -134,7 +132,6 @@ def execute(
 
     Work runs on the compute lane unless a step says otherwise. Both lanes wait for each other after
     each step, so a step may read blocks of either lane, and either lane may reuse freed memory.
-    Independent steps may be on different :mod:`tracks <dask_dgpu.runtime.tracks>` of a device.
     """
     return Rank(todo, names, comm, device, values, observer).run()
 
@@ -167,9 +164,6 @@ class Rank:
             for number in todo.observed
         }
         self.on_cuda = device.kind == "cuda"
-        overlaps = device.overlaps and comm.size > 1 and not observer.profiled
-        places = todo.places if overlaps else {}
-        self.tracks = Tracks(device, places) if places else None
         self.recorded: list[Recorded] = []
         self.most_kept = program.limits.kept_recordings
 
@@ -189,7 +183,6 @@ class Rank:
                     spans.append(self.take(step))
                     if clock is not None:
                         clock.tick()
-            self._meet()
             self._copy_recorded()
             device.synchronize()
             self.comm.check()
@@ -206,11 +199,7 @@ class Rank:
     def take(self, step: Step) -> Span:
         """Take one step, and free what ends with it."""
         name = self.names[step.number]
-        with (
-            self.observer.step(name, step.action) as span,
-            self.device.named(name),
-            self.tracks.step(step, self.values) if self.tracks else NOTHING,
-        ):
+        with self.observer.step(name, step.action) as span, self.device.named(name):
             if step.moves:
                 self._bring(step.moves)
             if isinstance(step.work, Functions):
@@ -220,14 +209,9 @@ class Rank:
             span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
             if self.timed is not None:
                 self.timed.note(span)
-            self.values[step.number] = made
+        self.values[step.number] = made
         self._free(step.ending)
         return span
-
-    def _meet(self) -> None:
-        """Let the tracks wait for each other."""
-        if self.tracks:
-            self.tracks.meet()
 
     def _repeat(self, stretch: Stretch) -> bool:
         """Let the device repeat a stretch that it has recorded; return whether it did.
@@ -250,9 +234,7 @@ class Rank:
             return False
         if isinstance(comm, RecordableComm):
             comm.hold(recorded)
-        self._meet()
         made = self._launch(stretch, recorded, arrays)
-        self._meet()  # before what ends is freed
         self.values |= {number: dict(blocks) for number, blocks in made.items()}
         self.recorded.append(recorded)
         self._free(stretch.ends)
@@ -265,7 +247,6 @@ class Rank:
         other = copy(self)
         other.device, other.observer, other.facts = device, IGNORE, {}
         other.comm = other.timed = TimedComm(self.given_comm)  # counts bytes
-        other.tracks = None
         other.values = {number: {} for number in stretch.reads}
         for (number, index), array in zip(places, arrays, strict=True):
             other.values[number][index] = array
@@ -358,8 +339,6 @@ class Rank:
             declared = self.names[read.number], read.value.dtype, read.shapes[index], container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
-            if self.tracks and read.value.container != NUMPY:  # it was not expected
-                self.tracks.leave(self.values)
             originals = dict(blocks)
             blocks.update(replaced)
             self.device.join()  # before they are freed

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import Known, Shipping
-from dask_dgpu.runtime.tracks import Place, places_of
 from graph_opt.model.cost import Hosts
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
 
@@ -154,33 +153,12 @@ class Step(NamedTuple):
     ending: tuple[int, ...]
 
     @property
-    def inputs(self) -> tuple[Declared, ...]:
-        """The inputs of a collective."""
-        return self.work.inputs if isinstance(self.work, Operating) else ()
-
-    @property
     def reads(self) -> set[int]:
         """The values whose blocks this rank reads or sends."""
         if isinstance(self.work, Operating):
-            return {each.number for each in self.inputs}
+            return {each.number for each in self.work.inputs}
         read = {number for making in self.work.makings for number, _ in making.reads}
         return read | {each.value for shipping in self.work.shipping for each in shipping.out}
-
-    @property
-    def spent(self) -> set[int]:
-        """The values that a collective may overwrite, or free before its end."""
-        return {each.number for each in self.inputs if each.spent}
-
-    @property
-    def brings(self) -> set[int]:
-        """The values of which this rank gets new blocks: from others, or copied to the device."""
-        moved = {each.value for shipping in self.moves for each in shipping.expected}
-        return moved | {each.number for each in self.inputs if each.value.container == NUMPY}
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether ranks may exchange blocks."""
-        return isinstance(self.work, Operating) or bool(self.work.shipping or self.moves)
 
     @property
     def is_recordable(self) -> bool:
@@ -219,11 +197,6 @@ class Prepared:
     def steps(self) -> list[Step]:
         """All steps in order."""
         return [step for stretch in self.stretches for step in stretch.steps]
-
-    @cached_property
-    def places(self) -> dict[int, Place]:
-        """The tracks of the steps, by their numbers."""
-        return places_of(self.steps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -370,17 +370,6 @@ def test_the_kahan_sum_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_the_tracks_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
-    arguments = ["--device", "cpu", "--n", "64", "--repetitions", "1"]
-    lines = lines_of(tmp_path / "figures.jsonl", "tracks_gpu.py", *arguments)
-    cases = ["two spectra", "two layouts", "two products", "product and spectrum"]
-    ways = ["one track", "two tracks"]
-    assert [line["what"] for line in lines] == [f"{case}, {way}" for case in cases for way in ways]
-    assert all(line["median"] > 0 for line in lines)
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
 def test_the_halo_benchmark_for_gpus_runs_on_a_cpu(tmp_path: Path) -> None:
     sizes = ["--n", "64", "--iterations", "20", "--steps", "6", "--plain-steps", "2"]
     arguments = ["--device", "cpu", *sizes, "--repetitions", "1"]

@@ -26,7 +26,6 @@ from dask_dgpu.runtime.execute import Rank
 Array = Any
 Clock = dict[str, int]
 LANES = ("compute", "transfer")
-ALL_LANES = (*LANES, "compute 1", "transfer 1")  # of both tracks
 
 
 class UnorderedError(RuntimeError):
@@ -37,13 +36,10 @@ class LaneDevice(HostDevice):
     """Knows of each array on which lane it was made, and of each lane what it has waited for."""
 
     overwrites = False
-    overlaps = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.clocks: dict[str, Clock] = {lane: dict.fromkeys(ALL_LANES, 0) for lane in ALL_LANES}
-        self.pair = LANES
-        self.pairs: set[tuple[str, ...]] = set()  # of the tracks with steps
+        self.clocks: dict[str, Clock] = {lane: dict.fromkeys(LANES, 0) for lane in LANES}
         self.stack: list[str] = []
         self.made: dict[int, tuple[str, int]] = {}
         self.used: dict[int, Clock] = {}
@@ -76,9 +72,8 @@ class LaneDevice(HostDevice):
         used = self.used.pop(key, {})
         if threading.current_thread() is not self.thread:
             return
-        for other in {*ALL_LANES} - {lane}:
-            beside = lane.startswith("transfer") and other == lane.replace("transfer", "compute")
-            beside = beside and key not in self.messages
+        for other in {*LANES} - {lane}:
+            beside = lane == "transfer" and key not in self.messages
             last = self.clocks[other][other] if beside else used.get(other, 0)
             if self.clocks[lane][other] < last:
                 self.early.append(f"memory of the {lane} lane is freed ahead of the {other} lane")
@@ -102,19 +97,10 @@ class LaneDevice(HostDevice):
             self.stack.pop()
 
     def computing(self) -> AbstractContextManager[Any]:
-        return self._on(self.pair[0])
+        return self._on("compute")
 
     def transferring(self) -> AbstractContextManager[Any]:
-        return self._on(self.pair[1])
-
-    @contextmanager
-    def track(self, number: int) -> Iterator[None]:
-        before, self.pair = self.pair, ALL_LANES[2 * number : 2 * number + 2]
-        self.pairs.add(self.pair)
-        try:
-            yield
-        finally:
-            self.pair = before
+        return self._on("transfer")
 
     def mark(self) -> Clock:
         return dict(self.clocks[self.lane])
@@ -124,23 +110,11 @@ class LaneDevice(HostDevice):
             self.clocks[self.lane][lane] = max(at, self.clocks[self.lane][lane])
 
     def join(self) -> None:
-        self._join(self.pair)
-
-    def mark_track(self) -> Clock:
-        self.join()
-        return dict(self.clocks[self.pair[0]])
-
-    def await_marks(self, marks: Sequence[Clock]) -> None:
-        for lane in self.pair:
-            for mark in marks:
-                self.clocks[lane] = {k: max(at, mark[k]) for k, at in self.clocks[lane].items()}
+        latest = {lane: max(clock[lane] for clock in self.clocks.values()) for lane in LANES}
+        self.clocks = {lane: dict(latest) for lane in LANES}
 
     def synchronize(self) -> None:
-        self._join(ALL_LANES)
-
-    def _join(self, lanes: Sequence[str]) -> None:
-        latest = {lane: max(self.clocks[own][lane] for own in lanes) for lane in ALL_LANES}
-        self.clocks |= {lane: dict(latest) for lane in lanes}
+        self.join()
 
     def each(self, function: Callable[[Any], Any], items: Any) -> list[Any]:
         with self.computing():
@@ -349,17 +323,6 @@ CASES: dict[str, Callable[[da.Array], da.Array]] = {
     "sums": lambda x: dgpu.sum(x @ x.T, 0) + dgpu.sum(x @ x.T, 1, method="reproducible") + x[0, 0],
     "poisson": lambda x: dgpu.poisson(x, boundary="zero") @ x.T,
 }
-INDEPENDENT: dict[str, Callable[[da.Array, da.Array], da.Array]] = {
-    "spectra": lambda x, y: abs(da.fft.fft2(x) * da.fft.fft2(y)),
-    "products": lambda x, y: (x @ x.T + y @ y.T) @ x,
-    "chains": lambda x, y: x @ x.T @ x @ x.T + da.fft.ifft2(da.fft.fft2(y @ y.T)).real,
-    "sums": lambda x, y: x / dgpu.sum(x, 0) + y / dgpu.sum(y, 0) + dgpu.mean(x @ x.T) * y,
-    "layouts": lambda x, y: (x.rechunk((24, 2)) + 1) * (y.rechunk((24, 2)) - 1) + x,
-    "what both read": lambda x, y: (z := x @ x.T) @ x + abs(da.fft.fft2(z + y @ y.T))[:, :20],
-    "another dtype than declared": lambda x, y: (
-        x.rechunk((24, 3)).map_blocks(lambda block: block[:], dtype=complex, meta=Z) @ x.T + y @ y.T
-    ),
-}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -374,19 +337,6 @@ def test_what_is_read_is_waited_for(case: str, ranks: int, checked: list[LaneDev
     np.testing.assert_allclose(value, wanted, rtol=1e-9, atol=1e-9)
     assert len(checked) >= ranks
     assert all(device.clocks["transfer"] == device.clocks["compute"] for device in checked)
-
-
-@pytest.mark.parametrize("case", INDEPENDENT)
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_independent_steps(case: str, ranks: int, checked: list[LaneDevice]) -> None:
-    """They are on two tracks, ordered where one reads or frees what the other has made."""
-    build = INDEPENDENT[case]
-    wanted = build(*(da.from_array(each, chunks=A.shape) for each in (A, A + 1)))
-    with dgpu.enable(local_ranks=ranks, when="always", on_error="raise"):
-        value = build(*(da.from_array(each.copy(), chunks=(7, 6)) for each in (A, A + 1)))
-        value = value.compute(scheduler="threads")
-    np.testing.assert_allclose(value, wanted.compute(scheduler="sync"), rtol=1e-9, atol=1e-9)
-    assert any(len(device.pairs) == 2 for device in checked)
 
 
 @pytest.mark.parametrize("method", ["compensated", "reproducible"])

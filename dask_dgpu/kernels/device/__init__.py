@@ -23,14 +23,12 @@ class Device(Protocol):
 
     A function that can compute several blocks at once gets up to ``batch``. Functions may overwrite
     a block after its last use if the device ``overwrites``: not if lanes run behind the host.
-    ``sequences`` are recorded launches, ``None`` on a device that records none. If it ``overlaps``,
-    work on one track does not wait for work on others.
+    ``sequences`` are recorded launches, ``None`` on a device that records none.
     """
 
     kind: str
     batch: int
     overwrites: bool
-    overlaps: bool
     sequences: Sequences | None
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:
@@ -72,18 +70,6 @@ class Device(Protocol):
 
     def transferring(self) -> AbstractContextManager[Any]:
         """Run the work inside on the transfer lane."""
-
-    def track(self, number: int) -> AbstractContextManager[Any]:
-        """Work inside on the two lanes of another track, which do not wait for those of others.
-
-        Outside of any track this is number 0. On a host there is one.
-        """
-
-    def mark_track(self) -> Mark:
-        """Join the lanes; mark the end of the work of both so far."""
-
-    def await_marks(self, marks: Iterable[Mark]) -> None:
-        """Let both lanes wait for marks; the host does not wait."""
 
     def named(self, name: str) -> AbstractContextManager[Any]:
         """Name the work inside in a profiler of the device."""

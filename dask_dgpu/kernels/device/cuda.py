@@ -1,11 +1,10 @@
-"""A CUDA device: CuPy arrays on kept streams, two a track, and guarded memory."""
+"""A CUDA device: CuPy arrays on two kept streams, and guarded memory."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import cupy
@@ -24,28 +23,20 @@ MOST_CONSTANTS = 64
 """Most cached constants."""
 
 
-@dataclass
-class Track:
-    """Two streams, and whether there was work on that for transfers since the lanes joined."""
-
-    compute: Any = field(default_factory=lambda: cupy.cuda.Stream(non_blocking=True))
-    transfer: Any = field(default_factory=lambda: _urgent_stream())
-    moved: bool = True
-
-
 class CudaDevice:
-    """The current CUDA device of this process, with one stream for each lane of each track.
+    """The current CUDA device of this process, with one stream for each lane.
 
     Arrays come from CuPy's current allocator, which dask-cuda sets to RMM's pool if there is one.
     """
 
     kind, batch, overwrites = "cuda", 64, False  # equal blocks share launches
-    overlaps = True
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()
-        self._tracks = [Track()]
-        self._current = self._tracks[0]
+        self._compute = cupy.cuda.Stream(non_blocking=True)
+        self._transfer = _urgent_stream()
+        self._lanes = self._compute, self._transfer
+        self._moved = True  # whether there was work on the transfer lane since the last join
         self._constants: dict[Hashable, Array] = {}
         self._borrowed: deque[tuple[list[Any], Any]] = deque()
         self._watch: Watch | None = None
@@ -100,8 +91,8 @@ class CudaDevice:
     def join(self) -> None:
         self._joint.record(self._compute)
         self._transfer.wait_event(self._joint)
-        if self._current.moved:
-            self._current.moved = False
+        if self._moved:
+            self._moved = False
             self._joint.record(self._transfer)
             with self._compute:
                 self.after(self._joint)
@@ -118,40 +109,8 @@ class CudaDevice:
         return self._compute
 
     def transferring(self) -> AbstractContextManager[Any]:
-        self._current.moved = True
+        self._moved = True
         return self._transfer
-
-    @contextmanager
-    def track(self, number: int) -> Iterator[None]:
-        while len(self._tracks) <= number:
-            self._tracks.append(Track())
-        before, self._current = self._current, self._tracks[number]
-        try:
-            yield
-        finally:
-            self._current = before
-
-    def mark_track(self) -> Any:
-        self.join()
-        return self._compute.record(cupy.cuda.Event(disable_timing=True))
-
-    def await_marks(self, marks: Iterable[Any]) -> None:
-        for mark in marks:
-            self._compute.wait_event(mark)
-            self._transfer.wait_event(mark)
-
-    @property
-    def _compute(self) -> Any:
-        return self._current.compute
-
-    @property
-    def _transfer(self) -> Any:
-        return self._current.transfer
-
-    @property
-    def _lanes(self) -> list[Any]:
-        """All streams."""
-        return [lane for each in self._tracks for lane in (each.compute, each.transfer)]
 
     def named(self, name: str) -> AbstractContextManager[Any]:
         from cupyx.profiler import time_range
@@ -201,14 +160,14 @@ class CudaDevice:
         self._free_borrowed()
 
     def _keep_borrowed(self, memory: Any) -> None:
-        """Keep borrowed memory until all lanes have finished their work so far."""
+        """Keep borrowed memory until both lanes have finished their work so far."""
         lanes = self._lanes
         if not all(lane.done for lane in lanes):
             marks = [lane.record(cupy.cuda.Event(disable_timing=True)) for lane in lanes]
             self._borrowed.append((marks, memory))
 
     def _free_borrowed(self) -> None:
-        """Free borrowed memory that all lanes have finished with."""
+        """Free borrowed memory that both lanes have finished with."""
         with suppress(IndexError):  # the queue is empty
             while True:
                 marks, memory = first = self._borrowed.popleft()

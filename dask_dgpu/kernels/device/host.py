@@ -36,7 +36,6 @@ class HostDevice:
     kind = "cpu"
     batch = 1  # each has a thread of its own
     overwrites = True
-    overlaps = False
     sequences: Sequences | None = None
 
     def __init__(self, threads: int = 1) -> None:
@@ -88,15 +87,6 @@ class HostDevice:
 
     def transferring(self) -> AbstractContextManager[Any]:
         return NOTHING
-
-    def track(self, number: int) -> AbstractContextManager[Any]:
-        return NOTHING
-
-    def mark_track(self) -> Mark:
-        return None
-
-    def await_marks(self, marks: Iterable[Mark]) -> None:
-        pass
 
     def named(self, name: str) -> AbstractContextManager[Any]:
         return NOTHING

@@ -23,8 +23,6 @@ class Recorder(CudaDevice):
     recording.
     """
 
-    overlaps = False
-
     def __init__(self, constants: dict[Hashable, Array]) -> None:
         super().__init__()
         self.sequences = None
@@ -34,7 +32,7 @@ class Recorder(CudaDevice):
 
     def rejoin(self) -> None:
         """Let the compute lane wait for the other, which ends its part in a recording."""
-        self._current.moved = True
+        self._moved = True
         self.join()
 
     def keep(self, table: Array) -> Array:
