@@ -25,7 +25,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment import settings
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import block_spans, cuts_of
 

@@ -39,7 +39,7 @@ from dask_dgpu.array.stencil import (
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.kernels.stencil import neighbours_mean
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.internals import Task
 from graph_opt.dask_graph.layers import array_of

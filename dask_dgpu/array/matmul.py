@@ -36,7 +36,7 @@ from dask_dgpu.arguments import (
     real,
 )
 from dask_dgpu.array.chunks import any_chunks
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.dask_graph.products import MATMUL
 from graph_opt.model.layout import CONTAINERS

@@ -32,7 +32,7 @@ from dask_dgpu.batches.streamed import Tasks
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.workers import await_worker
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
 

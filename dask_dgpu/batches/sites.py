@@ -21,7 +21,7 @@ from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.streamed import Tasks, write
 from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -14,7 +14,7 @@ from dask_dgpu.cost.table import Rows, Shown, quantity
 from dask_dgpu.environment.facts import ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import FIGURES, HOST_FIGURES, Machine
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from dask_dgpu.environment.devices import CUDA, Device, read_devices
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.environment.settings import read
 from dask_dgpu.observe.bars import BLUE, GREY, ORANGE, html_bar, text_bar
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -20,7 +20,7 @@ from dask_dgpu.comm.bootstrap import TRANSPORTS
 from dask_dgpu.environment.gpus import read_driver, read_memory, read_models, visible_gpus
 from dask_dgpu.environment.settings import effective, read
 from dask_dgpu.environment.transports import missing_transports
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 PACKAGES = {
     "dask-dgpu": ("dask-dgpu",),

@@ -1,1 +1,1 @@
-"""Optimization of graphs on the scheduler: rewrite, predict, fall back to Dask."""
+"""Decisions on graphs of any kind: rewrite, predict, fall back to Dask."""

@@ -18,7 +18,7 @@ from dask_dgpu.array.fft.call import FFT_LAYOUT
 from dask_dgpu.environment.facts import current_client, gather, usable
 from dask_dgpu.environment.settings import Keywords, keywords, read
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime.installed import check_installed
 from dask_dgpu.session import hooks
 from dask_dgpu.session.backend import array_backend

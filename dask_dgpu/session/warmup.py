@@ -17,7 +17,7 @@ from dask_dgpu.array.stencil import stencil
 from dask_dgpu.cost.console import unfailing_console
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.session.startup import BACKEND
 
 if TYPE_CHECKING:

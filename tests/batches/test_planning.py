@@ -12,7 +12,7 @@ from dask_dgpu.batches.planning import batch_seconds, predict, seconds_of, trans
 from dask_dgpu.cost.config import ClusterConfig
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 RANKS, LINK, DASK = 2, 1e4, 1e3
 FIGURES = (("link_bandwidth", LINK), ("dask_bandwidth", DASK))

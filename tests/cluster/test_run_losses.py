@@ -17,7 +17,7 @@ from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.execute import _Work
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import eventually, send_signal, settled

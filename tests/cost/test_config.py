@@ -13,7 +13,7 @@ from dask_dgpu.cost import ClusterConfig
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import FIGURES, HOST
 
 FIGURE = {

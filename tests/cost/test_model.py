@@ -15,7 +15,7 @@ from dask_dgpu.cost import ClusterConfig, CostModel
 from dask_dgpu.cost.model import STRATEGIES
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import Present
 
 lengths = st.integers(0, 5000)

@@ -13,7 +13,7 @@ from dask_dgpu.environment import facts
 from dask_dgpu.environment.facts import ALONE, ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.environment.transports import installed_transports
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import HOST, dask_product_seconds, machine_of
 from tests.graph_opt.graphs import matches
 

@@ -21,7 +21,7 @@ from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.memory import GangMemory, Memory
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import Present
 from graph_opt.model.layout import CUPY
 

@@ -11,7 +11,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from tests.observe.test_memory import ALWAYS, advised_settings, memory_of, on_gpus
 
 REDUCTIONS: dict[str, Callable[[da.Array], da.Array]] = {

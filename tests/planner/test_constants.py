@@ -12,7 +12,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from tests.graph_opt.dask_graph.test_texts import held
-from tests.planner.test_structures import Kept
+from tests.optimizer.test_structures import Kept
 from tests.support.constants import PROGRAMS, WAYS, same
 from tests.support.places import PLACES
 

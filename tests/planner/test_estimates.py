@@ -16,8 +16,8 @@ from dask import delayed
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner import decisions
-from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, USERS
 from graph_opt.dask_graph import blockwork, reader
 from graph_opt.model.layout import CUPY

@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Gang
 
 X = da.ones((4000, 4000), chunks=500)

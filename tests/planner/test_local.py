@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ALONE, ClusterFacts, usable
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import Present
 from graph_opt.model.layout import CUPY, NUMPY
 from tests.support.profiles import examples

@@ -15,7 +15,7 @@ from dask.core import flatten
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from tests.support.memory import ATTEMPTS
 

@@ -15,7 +15,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.observe.explain.table import Totals
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Plain, plain_graph
 from graph_opt.dask_graph.internals import Alias, DataNode
 from graph_opt.dask_graph.work import USUAL

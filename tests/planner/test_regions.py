@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.model.names import is_gang
 from tests.support.profiles import examples

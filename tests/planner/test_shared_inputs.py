@@ -16,8 +16,8 @@ from dask.highlevelgraph import HighLevelGraph
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.decisions import Rewriting
-from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.present import NOTHING, Present
 
 ALWAYS = {"on_error": "raise", "when": "always"}

@@ -13,7 +13,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.observe.explain import Explanation
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 ORDER = np.random.default_rng(0).permutation(16_000)
 

@@ -15,7 +15,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.errors import UndeclaredError, UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.operations.operation import conforming
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.emit import GangLayer
 from graph_opt.dask_graph.plain import Plain

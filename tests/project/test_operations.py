@@ -13,7 +13,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
 from dask_dgpu.operations import OPERATIONS
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.dask_graph.parse import parse
 from graph_opt.dask_graph.rules import RULES, find, own
 from tests.project.test_project import ARCHITECTURE, ROOT

@@ -29,7 +29,7 @@ from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
 from tests.graph_opt.dask_graph.test_texts import held
-from tests.planner.test_structures import Kept
+from tests.optimizer.test_structures import Kept
 from tests.support.calls import Counting
 from tests.support.profiles import examples
 from tests.support.programs import Staged, even, joined, share, staged_of

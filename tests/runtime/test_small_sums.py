@@ -11,7 +11,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Prediction
 from dask_dgpu.runtime.plans import plans
 from graph_opt.model.names import label

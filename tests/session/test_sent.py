@@ -14,7 +14,7 @@ from dask.delayed import delayed
 from distributed.protocol.serialize import deserialize, serialize, to_serialize
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.dask_graph import sent as module
 from graph_opt.dask_graph.sent import SentGraph
 from tests.support.calls import Counting

@@ -15,7 +15,7 @@ import dask
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 
 OUTCOMES = "DGPU_COMPAT_OUTCOMES"
 ENABLE = "DGPU_COMPAT_ENABLE"

@@ -20,9 +20,9 @@ from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
-from dask_dgpu.planner.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Lack, blocks_of
 from dask_dgpu.planner.present import present_on
 from graph_opt.dask_graph.reader import LayerReader

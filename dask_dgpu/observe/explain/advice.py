@@ -10,7 +10,7 @@ from dask.utils import parse_bytes
 from dask_dgpu.cost.table import at_least
 from dask_dgpu.environment.facts import ClusterFacts, usable
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.predict import Lack
 from dask_dgpu.planner.present import enough
 

@@ -14,7 +14,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.pieces.overlap import OverlapPiece
 from tests.array.overlap.test_local import ALWAYS, A, X, loop, same
 from tests.support.calls import calls_of

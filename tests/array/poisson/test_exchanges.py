@@ -12,7 +12,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.layers import DeferredLayer
 from tests.array.poisson.test_poisson import BOUNDARIES, check, numbers

@@ -8,7 +8,7 @@ import dask.array as da
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer
 from tests.array.rechunk.test_local import X
 
 

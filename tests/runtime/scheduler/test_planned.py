@@ -19,7 +19,7 @@ from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.run import Planned, Run
 from tests.graph_opt.dask_graph.test_texts import PROGRAMS, held
-from tests.planner.test_structures import Kept
+from tests.optimizer.test_structures import Kept
 from tests.support.profiles import examples
 from tests.support.programs import launches_of, placed_by
 

@@ -10,6 +10,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
+from dask_dgpu.optimizer.structures import optimized
 from dask_dgpu.planner.decisions import Planner, Rewriting
 from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
 from dask_dgpu.planner.present import (
@@ -20,7 +21,6 @@ from dask_dgpu.planner.present import (
     plugin_on,
     present_on,
 )
-from dask_dgpu.planner.structures import optimized
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.emit import TaskFunctions, embedded, finish, guarded

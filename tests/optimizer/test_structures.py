@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner import structures
-from dask_dgpu.planner.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer, structures
 from dask_dgpu.planner.present import NOTHING, Present
 from graph_opt.dask_graph.internals import List, Task, TaskRef
 from graph_opt.dask_graph.sent import SentGraph

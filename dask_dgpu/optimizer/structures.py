@@ -25,7 +25,7 @@ from graph_opt.dask_graph.sent import Created, SentGraph, opened, pickled
 from graph_opt.model.names import is_gang, parted, split
 
 if TYPE_CHECKING:
-    from dask_dgpu.planner.optimizer import GraphOptimizer
+    from dask_dgpu.optimizer import GraphOptimizer
 
 logger = logging.getLogger(__name__)
 
