@@ -11,17 +11,13 @@ the same at each call. In one process without workers, tasks share them, as in D
 
 from __future__ import annotations
 
-import operator
-import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import TopologicalSorter
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from dask_dgpu.runtime.partials import FUNCTIONS
 from graph_opt.dask_graph.functions import is_constant, is_stateless
@@ -30,12 +26,8 @@ from graph_opt.dask_graph.internals import (
     Alias,
     DataNode,
     GraphNode,
-    List,
     TaskRef,
-    _cumprod_merge,
-    _cumsum_merge,
 )
-from graph_opt.model.layout import Index
 from graph_opt.passes import name_of
 
 Array = Any
@@ -125,8 +117,7 @@ class Bound:
     """A function of constants, blocks, and containers of blocks.
 
     ``arguments`` and ``options`` have the constants. ``blocks`` are numbers of arguments that are
-    blocks, and their places, ``values`` numbers of arguments that are functions of the blocks. The
-    blocks at the places ``once`` are one argument, or in one list.
+    blocks, and their places, ``values`` numbers of arguments that are functions of the blocks.
     """
 
     function: Function
@@ -134,7 +125,6 @@ class Bound:
     options: Mapping[str, Any] = field(default_factory=dict)
     blocks: tuple[tuple[int, int], ...] = ()
     values: tuple[tuple[int, Function], ...] = ()
-    once: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -152,22 +142,12 @@ class Bound:
             for at, each in enumerate(arguments)
             if isinstance(each, GraphNode) and _block(each) is None
         ]
-        if not options and not any(isinstance(each, List) for _, each in others):
-            function = InPlace.of(function)
         in_order = tuple((at, at) for at in range(len(places)))
         if blocks == in_order and len(blocks) == len(arguments):
             return partial(function, **options) if options else function
-        whole, parts = [place for _, place in blocks], set[int]()
-        for _, each in others:
-            within = [_block(inner) for inner in each.args] if isinstance(each, List) else [None]
-            if None in within:
-                parts |= {places[name] for name in each.dependencies}
-            else:
-                whole += [places[name] for name in within]
-        once = frozenset(at for at in whole if whole.count(at) == 1) - parts
         constants = (None if _is_node(each) else each for each in arguments)
         values = tuple((at, _evaluated(each, places)) for at, each in others)
-        return cls(function, tuple(constants), options, blocks, values, once)
+        return cls(function, tuple(constants), options, blocks, values)
 
     def given(self, blocks: Sequence[Array]) -> list[Any]:
         """Return the arguments of the function, without options."""
@@ -263,16 +243,6 @@ def together(calls: Sequence[Function]) -> Together | None:
     return found
 
 
-def overwritten(call: Function, count: int) -> Collection[int]:
-    """Return which of the ``count`` blocks of a call it may be given as spare, by their places.
-
-    Those that the function within the call overwrites, and reads once.
-    """
-    if not getattr(_within(call), "overwrites", False):
-        return ()
-    return call.once if isinstance(call, Bound) else range(count)
-
-
 def has_copies(call: Function) -> bool:
     """Whether a call, or one within it, has its own copies of functions or values."""
     if isinstance(call, Chain):
@@ -285,7 +255,7 @@ def last_function(call: Function) -> Function:
     while True:
         if isinstance(call, Chain):
             *_, (_, call, _, _) = call.links or (("", first, (), ()),)
-        elif isinstance(call, Copied | InPlace | Bound) and call.function is not None:
+        elif isinstance(call, Copied | Bound) and call.function is not None:
             call = call.function
         else:
             return call
@@ -303,73 +273,3 @@ def of_one_block(call: Function) -> tuple[Function, Mapping[str, Any]] | None:
 def _within(call: Function) -> Function:
     """Return the function that a call calls with its blocks."""
     return call.function if isinstance(call, Bound) else call
-
-
-# blocks that may be overwritten: new memory costs a page fault every 4 KiB
-
-
-@dataclass(frozen=True)
-class Spare:
-    """A block that a function may overwrite: nobody else has it, and nobody will read it."""
-
-    block: Array
-
-
-def is_alone(blocks: Mapping[Index, Array], place: Index) -> bool:
-    """Whether a block owns its memory, and nothing but ``blocks`` refers to it.
-
-    A view of it would, and so would a function that has kept it.
-    """
-    if _references(blocks, place) > ALONE or type(blocks[place]) is not np.ndarray:
-        return False
-    flags = blocks[place].flags
-    return bool(flags.owndata and flags.writeable)
-
-
-def _references(blocks: Mapping[Index, Array], place: Index) -> int:
-    return sys.getrefcount(blocks[place])
-
-
-ALONE = _references({(0,): np.empty(1)}, (0,))
-"""The references that Python counts to an array which is in one mapping only."""
-
-UFUNCS: dict[Any, np.ufunc] = {
-    operator.add: np.add,
-    operator.sub: np.subtract,
-    operator.mul: np.multiply,
-    operator.truediv: np.divide,
-    _cumsum_merge: np.add,
-    _cumprod_merge: np.multiply,
-}
-"""Functions of two blocks that are these ufuncs for arrays of NumPy."""
-
-
-@dataclass(frozen=True)
-class InPlace:
-    """A function of two blocks: a result that fits is written over a spare one.
-
-    The last step of a running sum adds a total to each block, for instance.
-    """
-
-    function: Function
-    ufunc: np.ufunc
-    overwrites: ClassVar[bool] = True
-
-    @classmethod
-    def of(cls, function: Function) -> Function:
-        """Return a function that takes spare blocks if it is known to be a ufunc, else itself."""
-        try:
-            ufunc = UFUNCS.get(function)
-        except TypeError:  # it has no hash
-            return function
-        return function if ufunc is None else cls(function, ufunc)
-
-    def __call__(self, *given: Any) -> Array:
-        """Return the result for blocks, of which some may be spare."""
-        blocks = [each.block if isinstance(each, Spare) else each for each in given]
-        plain = all(type(each) is np.ndarray and not each.dtype.hasobject for each in blocks)
-        for each in given if plain else ():
-            if isinstance(each, Spare) and each.block.ndim:
-                with suppress(TypeError, ValueError):  # the result does not fit
-                    return self.ufunc(*blocks, out=each.block, casting="no")
-        return self.function(*blocks)

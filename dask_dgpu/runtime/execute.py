@@ -21,7 +21,7 @@ from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.operation import Blocks, Facts, Given, conforming, container_of, unboxed
-from dask_dgpu.runtime.calls import Spare, arguments_of, is_alone
+from dask_dgpu.runtime.calls import arguments_of
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import (
     Declared,
@@ -358,14 +358,10 @@ class Rank:
         done: set[Index] = set()
 
         def read(making: Making) -> list[Array]:
-            last = making.last if self.device.overwrites else ()
-            if received or last:
-                given = [
-                    received[block] if block in received else self._take(block, at in last)
-                    for at, block in enumerate(making.reads)
-                ]
-            else:
-                given = [values[number][index] for number, index in making.reads]
+            given = [
+                received[number, index] if (number, index) in received else values[number][index]
+                for number, index in making.reads
+            ]
             for recorded in self.recorded if work.once else ():  # users may keep blocks
                 given = [recorded.outside(block) for block in given]
             return [self._outside(block, on_host) for block in given] if on_host else given
@@ -389,13 +385,6 @@ class Rank:
         self.device.join()  # before received blocks are freed
         places = (making.place for making in work.makings)
         return dict(zip(places, chain.from_iterable(lists), strict=True))
-
-    def _take(self, block: Block, last: bool) -> Array | Spare:
-        """Return a block for a function, which may overwrite it if this is its last use."""
-        blocks, index = self.values[block[0]], block[1]
-        if last and is_alone(blocks, index):
-            return Spare(blocks.pop(index))
-        return blocks[index]
 
     def _on_device(self, block: Array) -> bool:
         return self.on_cuda and type(block).__module__.startswith("cupy")

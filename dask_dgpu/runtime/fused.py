@@ -17,7 +17,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.operations.operation import unboxed
-from dask_dgpu.runtime.calls import Chain, Spare
+from dask_dgpu.runtime.calls import Chain
 from graph_opt.dask_graph.calls import EXTREMES, Chunked
 from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.internals import getitem
@@ -33,15 +33,11 @@ MOST_OPENED = 64
 
 
 class _Read(NamedTuple):
-    """What a call is given: blocks, as ``cuts`` of longer ones, and the place of the result.
-
-    ``spare`` are the numbers of blocks that may be overwritten.
-    """
+    """What a call is given: blocks, as ``cuts`` of longer ones, and the place of the result."""
 
     blocks: list[Array]
     place: Sequence[Any]
     cuts: Sequence[Steps]
-    spare: set[int]
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class Fused(Bare):
     """
 
     fusion: Fusion
-    overwrites: ClassVar[bool] = True
     is_stateless: ClassVar[bool] = True
 
     def __dask_tokenize__(self) -> Any:
@@ -74,7 +69,7 @@ class Fused(Bare):
         if not _suit(read.blocks, self._dtypes):
             return self.chain(*read.blocks, *(read.place or (None,)))
         with _ignored() if self._ignores else _NOTHING:
-            results = evaluate(self.fusion.expression, read.blocks, read.spare)
+            results = evaluate(self.fusion.expression, read.blocks)
         return self._finished(results, read)
 
     def together(self, calls: Sequence[Sequence[Any]]) -> list[Any]:
@@ -89,14 +84,11 @@ class Fused(Bare):
     def _read(self, given: Sequence[Any]) -> _Read:
         inputs = len(self._dtypes)
         blocks, place = [_single(block) for block in given[:inputs]], given[inputs:]
-        spare = {at for at, block in enumerate(blocks) if isinstance(block, Spare)}
-        if spare:
-            blocks = [each.block if isinstance(each, Spare) else each for each in blocks]
         if not self.fusion.cut:
-            return _Read(blocks, place, (), spare)
+            return _Read(blocks, place, ())
         *place, cuts = place
         blocks = [_sliced(*each) for each in zip(blocks, cuts, strict=True)]
-        return _Read(blocks, place, cuts, {at for at in spare if not cuts[at]})
+        return _Read(blocks, place, cuts)
 
     def _finished(self, results: Sequence[Array], read: _Read) -> Any:
         fusion, blocks = self.fusion, read.blocks

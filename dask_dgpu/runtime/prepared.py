@@ -6,7 +6,6 @@ and functions are looked up here, not while it runs. Values have numbers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Blocks, Shipment, Value
-from dask_dgpu.runtime.calls import Together, has_copies, overwritten, together
+from dask_dgpu.runtime.calls import Together, has_copies, together
 from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
@@ -32,16 +31,11 @@ Here = tuple[int, str]
 
 
 class Making(NamedTuple):
-    """A block that a rank computes: the function, and the blocks that it is called with.
-
-    ``last`` are the numbers of those that nothing reads afterwards, if the function may overwrite
-    blocks.
-    """
+    """A block that a rank computes: the function, and the blocks that it is called with."""
 
     place: Index
     function: Callable[..., Array]
     reads: tuple[Block, ...]
-    last: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,26 +54,17 @@ class Functions:
     together: Together | None = None
 
     @classmethod
-    def of(
-        cls, program: Program, plans: Plans, number: int, here: Here, spent: Collection[int]
-    ) -> Functions:
-        """Return a rank's calls for a value; they may overwrite ``spent`` values."""
+    def of(cls, program: Program, plans: Plans, number: int, here: Here) -> Functions:
+        """Return a rank's calls for a value."""
         rank, container = here
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
         functions = [call.function for call in calls.values()]
-        uses = Counter(key for call in calls.values() for key in call.reads)
-        ending = {key for key, count in uses.items() if key[0] in spent and count == 1}
-        makings = []
-        for index, (function, reads) in calls.items():
-            spare = overwritten(function, len(reads)) if ending else ()
-            last = tuple(at for at in spare if reads[at] in ending)
-            makings.append(Making(index, function, reads, last))
         return cls(
             len(node.needs),
             shippings(making.shipments, rank, partial(known_blocks, program, plans), container),
-            tuple(makings),
+            tuple(Making(index, *call) for index, call in calls.items()),
             node.value.container == NUMPY != container,
             node.once or any(map(has_copies, functions)),
             together(functions),
@@ -279,9 +264,11 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
     nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
     for (number, node), ending, spent in nodes:
         before = shippings([each for read in node.reads for each in moves.pop(read, ())], rank)
-        work = (Functions if node.operation is None else Operating).of(
-            program, plans, number, (rank, container), spent
-        )
+        here = rank, container
+        if node.operation is None:
+            work: Functions | Operating = Functions.of(program, plans, number, here)
+        else:
+            work = Operating.of(program, plans, number, here, spent)
         action = "transfer" if node.operation == "rechunk" else "compute"
         steps.append(Step(number, action, before, work, tuple(ending)))
     results = (

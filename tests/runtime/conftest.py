@@ -17,9 +17,9 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[Expression]:
     """The expressions that tasks have evaluated, one entry a block."""
     found: list[Expression] = []
 
-    def noting(expression: Expression, blocks: Sequence[Any], spare: Any = ()) -> Any:
+    def noting(expression: Expression, blocks: Sequence[Any]) -> Any:
         found.append(expression)
-        return evaluate(expression, blocks, spare)
+        return evaluate(expression, blocks)
 
     monkeypatch.setattr(fused, "evaluate", noting)
     return found

@@ -35,8 +35,6 @@ class UnorderedError(RuntimeError):
 class LaneDevice(HostDevice):
     """Knows of each array on which lane it was made, and of each lane what it has waited for."""
 
-    overwrites = False
-
     def __init__(self) -> None:
         super().__init__()
         self.clocks: dict[str, Clock] = {lane: dict.fromkeys(LANES, 0) for lane in LANES}

@@ -59,8 +59,6 @@ class Repeated:
 class Repeating(HostDevice):
     """A host that records."""
 
-    overwrites = False
-
     def __init__(self) -> None:
         super().__init__()
         self.all: list[Repeated] = []

@@ -21,14 +21,12 @@ T = TypeVar("T")
 class Device(Protocol):
     """The device of a rank program. ``kind`` is ``"cpu"`` or ``"cuda"``.
 
-    A function that can compute several blocks at once gets up to ``batch``. Functions may overwrite
-    a block after its last use if the device ``overwrites``: not if lanes run behind the host.
-    ``sequences`` are recorded launches, ``None`` on a device that records none.
+    A function that can compute several blocks at once gets up to ``batch``. ``sequences`` are
+    recorded launches, ``None`` on a device that records none.
     """
 
     kind: str
     batch: int
-    overwrites: bool
     sequences: Sequences | None
 
     def empty(self, shape: tuple[int, ...] | int, dtype: str) -> Array:

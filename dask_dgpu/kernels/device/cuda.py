@@ -29,7 +29,7 @@ class CudaDevice:
     Arrays come from CuPy's current allocator, which dask-cuda sets to RMM's pool if there is one.
     """
 
-    kind, batch, overwrites = "cuda", 64, False  # equal blocks share launches
+    kind, batch = "cuda", 64  # equal blocks share launches
 
     def __init__(self) -> None:
         self.index = cupy.cuda.runtime.getDevice()

@@ -35,7 +35,6 @@ class HostDevice:
 
     kind = "cpu"
     batch = 1  # each has a thread of its own
-    overwrites = True
     sequences: Sequences | None = None
 
     def __init__(self, threads: int = 1) -> None:

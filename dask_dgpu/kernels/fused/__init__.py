@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,9 +22,7 @@ Array = Any
 HOST = np.ndarray, np.generic
 
 
-def evaluate(
-    expression: Expression, blocks: Sequence[Array], spare: Collection[int] = ()
-) -> tuple[Array, ...]:
+def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
     """Evaluate an expression on blocks.
 
     Parameters
@@ -33,15 +31,12 @@ def evaluate(
         What is computed.
     blocks : sequence of array
         One for each input, all of NumPy or all of CuPy; CuPy's on the current stream.
-    spare : collection of int, optional
-        The numbers of blocks that may be overwritten: nobody else needs their memory. A result may
-        be one of them.
 
     Returns
     -------
     tuple of array
         The results, of the dtypes and shapes that NumPy gives. A result that is an input, or a view
-        of one, is in its memory; any other is new, or in the memory of a spare block.
+        of one, is in its memory; any other is new.
 
     Notes
     -----
@@ -49,7 +44,7 @@ def evaluate(
     as NumPy's, and sums at most the error of its pairwise summation.
     """
     if _on_host(blocks):
-        return evaluate_host(expression, blocks, spare=spare)
+        return evaluate_host(expression, blocks)
     return _cuda().evaluate_cuda(expression, blocks)
 
 

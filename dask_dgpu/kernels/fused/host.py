@@ -16,7 +16,7 @@ Others are merged from their parts, in a pass of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,6 @@ def evaluate_host(
     expression: Expression,
     blocks: Sequence[Array],
     tile_bytes: int = TILE_BYTES,
-    spare: Collection[int] = (),
 ) -> tuple[Array, ...]:
     """Evaluate an expression on NumPy blocks; blocks below two tiles are evaluated at once."""
     elements = tile_bytes // max([block.itemsize for block in blocks], default=1)
@@ -55,17 +54,9 @@ def evaluate_host(
     found = {at: _view_of_input(nodes, at, blocks) for at in results}
     views = {at: view for at, view in found.items() if view is not None}
     passes = planner.passes({at for at in results if at not in views})
-    last = {step.node: at for at, plan in enumerate(passes) for step in plan.steps}
-    returned = set(expression.cone(*views))
-    left = {
-        at: blocks[node.at]
-        for at, node in enumerate(nodes)
-        if isinstance(node, Input) and node.at in spare and at not in returned
-    }
     known: dict[int, Array] = {}
-    for number, plan in enumerate(passes):
-        over = {at: block for at, block in left.items() if last.get(at) == number}
-        known |= TilePass(plan, nodes, blocks, known, over).run()
+    for plan in passes:
+        known |= TilePass(plan, nodes, blocks, known).run()
     return tuple([views[at] if at in views else known[at] for at in results])
 
 

@@ -35,8 +35,7 @@ class Call(NamedTuple):
 class TilePass:
     """A pass on blocks, the inputs of the expression with these nodes.
 
-    ``known`` are the reductions of earlier passes. ``spare`` are nodes that are blocks which a
-    result may overwrite, because no later pass reads them.
+    ``known`` are the reductions of earlier passes.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class TilePass:
         nodes: Sequence[Node],
         blocks: Sequence[Array],
         known: Mapping[int, Array],
-        spare: Mapping[int, Array],
     ) -> None:
-        self.plan, self.nodes, self.spare = plan, nodes, dict(spare)
+        self.plan, self.nodes = plan, nodes
         self.constant: dict[int, Array] = {}  # values that all tiles share, by step
         self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
         for at, step in enumerate(plan.steps):
@@ -150,26 +148,13 @@ class TilePass:
             self.results[at] = value
             return None
         if at not in self.results:
-            self.results[at] = self._allocated(at, value.dtype)
+            self.results[at] = self._allocated(value.dtype)
         self.results[at][self._index(self.plan.axis, part)] = value
         return None if spec is None else at
 
-    def _allocated(self, at: int, dtype: Any) -> Array:
-        """Return the memory of a result: new, or a spare block's.
-
-        Its tiles must be those of the result, and be read before the result is written.
-        """
+    def _allocated(self, dtype: Any) -> Array:
+        """Return new memory for a result."""
         domain, order = self.plan.domain, self.plan.order
-        for node, block in self.spare.items():
-            read = [number for number, step in enumerate(self.plan.steps) if step.node == node]
-            if (
-                (block.dtype, block.shape) == (dtype, domain)
-                and block.transpose(order).flags.c_contiguous
-                and all(self.last[number] <= at for number in read)
-                and all(self.plan.steps[number].axis == self.plan.axis for number in read)
-            ):
-                del self.spare[node]
-                return block
         return np.empty([domain[axis] for axis in order], dtype).transpose(np.argsort(order))
 
     def _again(self, values: list[Array], calls: list[Call], part: slice) -> None:
