@@ -55,10 +55,11 @@ MOST_WASTE = 0.5
 """Leave a piece to Dask if more than this fraction of its computed blocks is unused."""
 
 SomeReader = TypeVar("SomeReader", bound=Reader)
+ItsReader = TypeVar("ItsReader", bound=Reader, covariant=True)
 
 
 @dataclass(frozen=True)
-class Rewriting(Generic[SomeReader]):
+class Rewriting(Generic[ItsReader]):
     """A graph with gangs, and the decisions behind it.
 
     ``graph`` is of the kind that the ``reader`` has read. ``declined`` are pieces, and ``left`` are
@@ -68,7 +69,7 @@ class Rewriting(Generic[SomeReader]):
     """
 
     graph: Any
-    reader: SomeReader
+    reader: ItsReader
     regions: tuple[tuple[Region, Prediction], ...]
     declined: tuple[Declined, ...]
     left: Mapping[str, str]

@@ -6,7 +6,6 @@ the timeline are bounded, totals count everything.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
@@ -18,6 +17,7 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Node
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
+from graph_opt.dask_graph.words import word_of
 from graph_opt.model.cost import Machine
 from graph_opt.model.names import label
 
@@ -32,12 +32,6 @@ GANG, DASK = "gang", "Dask"
 
 TRANSFERS = "transfers"
 """The track of Dask's transfers, which no thread makes."""
-
-PARTS = re.compile(r"-(aggregate|partial|merge|split)$")
-"""What Dask adds to the name of an operation for its parts."""
-
-CHUNKS = re.compile(r"^_?chunk_|_(chunk|agg|combine)$")
-"""What Dask adds to the name of a function of chunks."""
 
 
 @dataclass(frozen=True)
@@ -284,12 +278,6 @@ def words_of(launch: Launch) -> list[str]:
         word_of(launch.names[number] if node.operation is None else next(titles))
         for number, node in launch.program.numbered.items()
     ]
-
-
-def word_of(name: str) -> str:
-    """Return the operation in the name of a layer, without Dask's additions."""
-    word = PARTS.sub("", name.rpartition("-")[0] or name)
-    return CHUNKS.sub("", word).strip("_") or name
 
 
 def _is(step: Step, launch: Launch, at: int) -> bool:

@@ -18,10 +18,12 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.blockwork import blockwork, node_of
 from graph_opt.dask_graph.emit import TaskFunctions, emit
-from graph_opt.dask_graph.fusing import Calls, Functions, exchanged, fuse_expressions
+from graph_opt.dask_graph.fusing import Calls, Functions, Fusion, exchanged, fuse_expressions
 from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
 from graph_opt.dask_graph.layers import PieceLayer, check, in_passes, insert
+from graph_opt.dask_graph.needs import needs_of
 from graph_opt.dask_graph.parse import (
+    CARRIED,
     ArrayGraph,
     Culled,
     calls_others,
@@ -34,18 +36,25 @@ from graph_opt.dask_graph.parse import (
     is_member,
     is_stored,
     parse,
+    unsupported,
 )
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.products import with_plain
+from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.recipes import Recipe, recipe_of
 from graph_opt.dask_graph.rules import find
+from graph_opt.dask_graph.words import steps_of
 from graph_opt.dask_graph.work import array, memory_beside, task_seconds
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode
 from graph_opt.model.piece import Blockwork, Piece, Region
-from graph_opt.model.reader import Key, Matches, PlainLayer
+from graph_opt.model.reader import OPTED_OUT, Key, Matches, Need, PlainLayer, Step
 from graph_opt.passes import depth_first, name_of
 from graph_opt.pieces.matmul import ProductPiece
+
+CREATES = "creates blocks"
+NO_RULE = "no rule knows it"
+UNDECLARED = "a part of one of Dask's operations"
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,51 @@ class LayerReader:
             for name in [work.output.name]
         }
 
+    @cached_property
+    def steps(self) -> list[Step]:
+        return steps_of(self.arrays, self.matches.pieces)
+
+    def calls_users(self, name: str) -> bool:
+        return _calls_users(self.graph.layers[name])
+
+    def reduces(self, name: str) -> bool:
+        reading = read_blockwise(self.arrays, name)
+        return reading is not None and reading.chunked is not None
+
+    def fault(self, step: Step) -> str | None:
+        if any(map(self.arrays.is_out, step.layers)):
+            return OPTED_OUT
+        if step.node is None:
+            return UNDECLARED
+        if (fault := unsupported((step.node,), step.node, CARRIED)) is not None:
+            return fault
+        if not any(self.graph.dependencies[name] for name in step.layers):
+            return CREATES
+        return None if all(is_member(self.arrays, name) for name in step.layers) else NO_RULE
+
+    def needs(self, graph: HighLevelGraph, name: str, room: float) -> Iterator[Need]:
+        return needs_of(self.arrays, graph, name, room)
+
+    def layers_of(self, graph: HighLevelGraph) -> Mapping[str, Layer]:
+        return graph.layers
+
+    def is_kernel(self, layer: Layer) -> bool:
+        task: Any = getattr(layer, "task", None)
+        if not isinstance(layer, Blockwise):
+            task = next(iter(layer.values()), None)
+        return isinstance(getattr(getattr(task, "func", None), "fusion", None), Fusion)
+
+    def in_passes_of(self, graph: HighLevelGraph) -> dict[str, str]:
+        found = {}
+        for name, layer in self.source.layers.items():
+            if layer is graph.layers.get(name):
+                continue
+            operation = name
+            while operation not in graph.layers:
+                operation = min(self.source.dependents[operation])
+            found[name] = operation
+        return found
+
     def fallback(self, region: Region, *, travels: bool) -> Plain:
         graph, piece = self.graph, region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):
@@ -235,6 +289,10 @@ def _with_data(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGra
     return HighLevelGraph({**graph.layers, **layers}, {**graph.dependencies, **nothing})
 
 
+def _calls_users(layer: Layer) -> bool:
+    return isinstance(layer, Blockwise) and calls_others(layer)
+
+
 def _is_alias(task: Any) -> bool:
     """Whether a task only renames a block; in the old form it is the other key itself."""
     return isinstance(task, Alias) or (isinstance(task, tuple) and not callable(task[0]))
@@ -283,8 +341,7 @@ class PieceGraph:
         return is_map(self._layer(name))
 
     def calls_users(self, name: str) -> bool:
-        layer = self._layer(name)
-        return isinstance(layer, Blockwise) and calls_others(layer)
+        return _calls_users(self._layer(name))
 
     def reads(self, name: str) -> AbstractSet[Key]:
         return self.culled.reads[name]

@@ -24,11 +24,8 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.piece import Piece
-from graph_opt.model.reader import Matches
+from graph_opt.model.reader import OPTED_OUT, Matches
 from graph_opt.pieces.sum import MODULE, PARTIAL_BYTES, SumPiece
-
-OPTED_OUT = "dask.annotate(dgpu=False)"
-"""Why a layer stays with Dask if the user says so."""
 
 WIDE = 1 << 20
 """Bytes of partial sums per block from which a gang may pay."""

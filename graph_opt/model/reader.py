@@ -6,8 +6,9 @@ plans are the same for all readers, so what decides on them knows no layers, no 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -39,6 +40,41 @@ class PlainLayer(NamedTuple):
     aliases: Collection[Key] = ()
     piece: Piece | None = None
     reads: Collection[Key] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """The layers of an operation, the last of which has its result, and its name.
+
+    ``node`` is the result, ``None`` if Dask declares none, and ``inputs`` the last layers of other
+    operations that it reads.
+    """
+
+    word: str
+    layers: tuple[str, ...]
+    node: ArrayNode | None
+    inputs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The layer with the result."""
+        return self.layers[-1]
+
+
+class Need(NamedTuple):
+    """The bytes of the blocks that a task reads, and of the block that it makes.
+
+    It ``joins`` if it reads several blocks of an array.
+    """
+
+    read: int = 0
+    made: int = 0
+    joins: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes."""
+        return self.read + self.made
 
 
 class Layers(Protocol):
@@ -147,3 +183,42 @@ class Reader(Layers, Protocol):
 
     def fallback(self, region: Region, *, travels: bool) -> Any:
         """Return the user's own tasks for a region, which are pickled if they travel."""
+
+
+OPTED_OUT = "dask.annotate(dgpu=False)"
+"""Why a layer stays with Dask if the user says so."""
+
+
+class DescribedReader(Reader, Protocol):
+    """A reader that also says what ``explain`` shows; it may look at rewritten graphs."""
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The operations in the user's words, each after those that it reads.
+
+        Blocks that exist, such as those of a persisted array, are no operation.
+        """
+
+    def calls_users(self, name: str) -> bool:
+        """Whether a layer calls a function of the user for each block."""
+
+    def reduces(self, name: str) -> bool:
+        """Whether a layer reduces each block."""
+
+    def fault(self, step: Step) -> str | None:
+        """Return why no gang can compute an operation, whatever it costs, ``None`` if one can."""
+
+    def needs(self, graph: Any, name: str, room: float) -> Iterable[Need]:
+        """Yield what tasks of a layer of a rewritten graph need; nothing for unknown blocks.
+
+        Of equal tasks it is one. If whole arrays fit in the ``room`` of a task, these are all.
+        """
+
+    def layers_of(self, graph: Any) -> Mapping[str, Any]:
+        """Return the layers of a rewritten graph by name."""
+
+    def is_kernel(self, layer: Any) -> bool:
+        """Whether the tasks of a layer run a kernel for the work of several layers."""
+
+    def in_passes_of(self, graph: Any) -> Mapping[str, str]:
+        """Return the operation of each layer that was made to run one of ``graph`` in passes."""

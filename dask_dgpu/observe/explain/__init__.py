@@ -15,7 +15,6 @@ from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
-from dask_dgpu.observe.explain.gangs import passes_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
@@ -25,8 +24,8 @@ from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
 from dask_dgpu.planner.predict import Lack, blocks_of
 from dask_dgpu.planner.present import present_on
-from graph_opt.dask_graph.reader import LayerReader
 from graph_opt.model.piece import Region
+from graph_opt.model.reader import DescribedReader
 
 __all__ = ["Explanation", "explain"]
 
@@ -136,11 +135,11 @@ def _explained(
         bool(measured),
         lacks,
         advice,
-        passes_of(graph, rewriting.reader.source),
+        rewriting.reader.in_passes_of(graph),
     )
 
 
-def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting[LayerReader]) -> Mapping[str, Lack]:
+def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting[DescribedReader]) -> Mapping[str, Lack]:
     """Return what operations lack that no gang computes: collectives, and those that stream."""
     streams = stream_lacks(rewriting, optimizer.settings, optimizer.facts)
     return {**streams, **rewriting.lacks}

@@ -6,29 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from dask.highlevelgraph import HighLevelGraph
-
 from dask_dgpu.observe.explain.memory import GangMemory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.planner.predict import Lack, Prediction
 from graph_opt.model.names import label
 from graph_opt.model.piece import Region
-
-
-def passes_of(graph: HighLevelGraph, in_passes: HighLevelGraph) -> dict[str, str]:
-    """Return the operation of each layer of a graph in passes that is not as in the other graph.
-
-    It is the next one that the other graph has too.
-    """
-    found = {}
-    for name, layer in in_passes.layers.items():
-        if layer is graph.layers.get(name):
-            continue
-        operation = name
-        while operation not in graph.layers:
-            operation = min(in_passes.dependents[operation])
-        found[name] = operation
-    return found
 
 
 def gangs_of(

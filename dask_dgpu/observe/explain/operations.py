@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
-from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer
+from dask.core import reverse_dict
 
 from dask_dgpu.observe.explain.runs import notes
-from dask_dgpu.observe.explain.words import Step, steps_of
 from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
-from dask_dgpu.runtime.fused import Fused
-from graph_opt.dask_graph.parse import CARRIED, calls_others, is_member, unsupported
-from graph_opt.dask_graph.reader import LayerReader
-from graph_opt.dask_graph.rules import OPTED_OUT
 from graph_opt.model.layout import counted
 from graph_opt.model.names import label
 from graph_opt.model.piece import Piece
+from graph_opt.model.reader import OPTED_OUT, DescribedReader, Step
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime import recording
@@ -36,10 +31,7 @@ PART = re.compile(r"[.][0-9]+-")
 """What names the steps before the last in a gang's work for one layer."""
 
 LOCAL = "each rank on its blocks"
-CREATES = "creates blocks"
 STREAM = "Dask computes block after block"
-NO_RULE = "no rule knows it"
-UNDECLARED = "a part of one of Dask's operations"
 
 
 @dataclass(frozen=True)
@@ -123,7 +115,7 @@ class Finder:
     gang.
     """
 
-    rewriting: Rewriting[LayerReader]
+    rewriting: Rewriting[DescribedReader]
     outside: Plain
     runs: Sequence[Sequence[recording.Step]] = ()
 
@@ -137,12 +129,20 @@ class Finder:
         return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
 
     @property
-    def _reader(self) -> LayerReader:
+    def _reader(self) -> DescribedReader:
         return self.rewriting.reader
 
     @cached_property
+    def _layers(self) -> Mapping[str, Any]:
+        return self._reader.layers_of(self.rewriting.graph)
+
+    @cached_property
+    def _readers(self) -> Mapping[str, set[str]]:
+        return reverse_dict(self._reader.dependencies)
+
+    @cached_property
     def _steps(self) -> dict[str, Step]:
-        return {step.name: step for step in steps_of(self._reader)}
+        return {step.name: step for step in self._reader.steps}
 
     @cached_property
     def _words(self) -> dict[str, str]:
@@ -175,11 +175,8 @@ class Finder:
 
     def _computed_by(self, name: str) -> str:
         """Return the layer of the rewritten graph, or of a gang, that computes a layer."""
-        while name not in self._regions and name not in self.rewriting.graph.layers:
-            readers = self._reader.arrays.dependents[name]
-            if not readers:
-                break
-            name = min(readers)
+        while name not in self._regions and name not in self._layers and self._readers[name]:
+            name = min(self._readers[name])
         return name
 
     def _operation(self, step: Step) -> Operation:
@@ -204,7 +201,7 @@ class Finder:
             return self._in_gang(plain, step, target)
         costs = self._costs(step)
         for name in (*step.layers, target):
-            if _is_fused(self.rewriting.graph.layers.get(name)):
+            if self._is_kernel(self._layers.get(name)):
                 return replace(plain, by=FUSED, why=self._kernel(step, name), **costs)
         return replace(plain, why=self._reason(step, target), **costs)
 
@@ -237,16 +234,18 @@ class Finder:
 
     def _calls_others(self, step: Step) -> bool:
         """Whether an operation calls a function of the user, which no kernel has."""
-        layers = [self._reader.arrays.layers[name] for name in step.layers]
-        return any(isinstance(each, Blockwise) and calls_others(each) for each in layers)
+        return any(map(self._reader.calls_users, step.layers))
+
+    def _is_kernel(self, layer: Any) -> bool:
+        return layer is not None and self._reader.is_kernel(layer)
 
     def _joined(self, step: Step, target: str) -> str:
         """Return how another operation computes this one."""
         with_it = self._words.get(target, "others")
         if self._calls_others(step):
             return f"a call for each block, then {with_it}"
-        layer = self._works.get(target, self.rewriting.graph.layers.get(target))
-        return f"in one {'kernel' if _is_fused(layer) else 'task'} with {with_it}"
+        layer = self._works.get(target, self._layers.get(target))
+        return f"in one {'kernel' if self._is_kernel(layer) else 'task'} with {with_it}"
 
     @cached_property
     def _works(self) -> dict[str, Any]:
@@ -271,31 +270,15 @@ class Finder:
 
     def _reason(self, step: Step, target: str) -> str:
         """Return why Dask computes an operation."""
-        arrays, node = self._reader.arrays, step.node
         given = [self._reasons[name] for name in (*step.layers, target) if name in self._reasons]
-        if any(map(arrays.is_out, step.layers)):
-            return OPTED_OUT
-        if given:
+        fault = self._reader.fault(step)
+        if given and fault != OPTED_OUT:
             return given[-1] if step.name in self._reasons else given[0]
-        if node is None:
-            return UNDECLARED
-        if (fault := unsupported((node,), node, CARRIED)) is not None:
+        if fault is not None:
             return fault
-        if not any(arrays.dependencies[name] for name in step.layers):
-            return CREATES
-        if not all(is_member(arrays, name) for name in step.layers):
-            return NO_RULE
         if all(map(self._reader.is_map, step.layers)):
             return NO_MEETING
         return ONE_PROCESS if self.rewriting.own_left else STREAM
-
-
-def _is_fused(layer: Layer | None) -> bool:
-    """Whether the tasks of a layer run a kernel."""
-    task: Any = getattr(layer, "task", None)
-    if layer is not None and not isinstance(layer, Blockwise):
-        task = next(iter(layer.values()), None)
-    return isinstance(getattr(task, "func", None), Fused)
 
 
 def _shape(shape: Sequence[float]) -> str:

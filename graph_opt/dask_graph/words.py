@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
-from dask_dgpu.runtime.recording import PARTS, word_of
 from graph_opt.dask_graph.calls import bound
 from graph_opt.dask_graph.parse import (
     CONTRACTIONS,
@@ -20,8 +18,8 @@ from graph_opt.dask_graph.parse import (
     is_stored,
     unwrapped,
 )
-from graph_opt.dask_graph.reader import LayerReader
-from graph_opt.model.layout import ArrayNode
+from graph_opt.model.piece import Piece
+from graph_opt.model.reader import Step
 from graph_opt.passes import depth_first
 
 SYMBOLS: Mapping[Any, str] = {
@@ -73,6 +71,12 @@ RUNNING = ("cumsum", "cumprod", "nancumsum", "nancumprod")
 LONGEST = 12
 """Most characters of a number in a formula."""
 
+PARTS = re.compile(r"-(aggregate|partial|merge|split)$")
+"""What Dask adds to the name of an operation for its parts."""
+
+CHUNKS = re.compile(r"^_?chunk_|_(chunk|agg|combine)$")
+"""What Dask adds to the name of a function of chunks."""
+
 TOKEN = re.compile(r"-[0-9a-f]{32}")
 
 STEP = re.compile(r"-([0-9a-f]{32})-")
@@ -85,32 +89,12 @@ DECOMPOSITIONS = ("svd", "qr")
 """Calls of many layers, as one of these is named; a singular value decomposition begins with QR."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """The layers of an operation, the last of which has its result, and its name.
-
-    ``node`` is the result, ``None`` if Dask declares none, and ``inputs`` the last layers of other
-    operations that it reads.
-    """
-
-    word: str
-    layers: tuple[str, ...]
-    node: ArrayNode | None
-    inputs: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The layer with the result."""
-        return self.layers[-1]
-
-
-def steps_of(reader: LayerReader) -> list[Step]:
+def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
     """Return the operations of a graph, each after those that it reads.
 
     Blocks that exist, such as those of a persisted array, are no operation.
     """
-    arrays = reader.arrays
-    found = {name: piece for piece in reader.matches.pieces for name in piece.layers}
+    found = {name: piece for piece in pieces for name in piece.layers}
     last: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     calls: dict[str, str] = {}
@@ -137,6 +121,12 @@ def steps_of(reader: LayerReader) -> list[Step]:
         inputs = dict.fromkeys(results[last[name]] for name in sorted(read) if name in last)
         steps.append(Step(word, tuple(layers), arrays.node(layers[-1]), tuple(inputs)))
     return steps
+
+
+def word_of(name: str) -> str:
+    """Return the operation in the name of a layer, without Dask's additions."""
+    word = PARTS.sub("", name.rpartition("-")[0] or name)
+    return CHUNKS.sub("", word).strip("_") or name
 
 
 def _result(arrays: ArrayGraph, layers: list[str], end: str) -> str:
