@@ -134,6 +134,7 @@ def test_plans_are_ready_when_they_are_made() -> None:
     device = CudaDevice()
     block = cupy.random.default_rng(0).random((3, 36)) + 0j
     expected = np.fft.fft(cupy.asnumpy(block))
+    cupy.cuda.Device().synchronize()  # the legacy stream waits for work of earlier tests too
     with device.computing():
         own = cufft.Plan1d(36, cufft.CUFFT_Z2Z, 3)
         assert cupy.cuda.Stream.null.done
