@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
 from dask_dgpu.optimizer.structures import optimized
 from dask_dgpu.planner.decisions import Planner, Rewriting
-from dask_dgpu.planner.fallbacks import arrays_of, log_verdicts, logger, report, report_elsewhere
+from dask_dgpu.planner.fallbacks import log_verdicts, logger, report, report_elsewhere
 from dask_dgpu.planner.present import (
     NOTHING,
     Present,
@@ -24,6 +24,7 @@ from dask_dgpu.planner.present import (
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.emit import TaskFunctions, embedded, finish, guarded
+from graph_opt.dask_graph.parse import arrays_of
 from graph_opt.dask_graph.reader import LayerReader, Runtime
 from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.piece import Piece

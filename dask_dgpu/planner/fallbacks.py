@@ -12,7 +12,6 @@ from dask_dgpu.planner.present import is_offloaded, scheduler_here
 from dask_dgpu.runtime.scheduler.states import TOPIC, announce
 from dask_dgpu.runtime.tasks import ENABLE
 from graph_opt.model.names import label
-from graph_opt.passes import name_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from dask_dgpu.planner.decisions import Rewriting
 
 logger = logging.getLogger(__name__)
-
-JOINED = "finalize-"
-"""Prefix of the tasks with which Dask joins the blocks of a result."""
 
 MOST_LOGGED = 2000
 """Most characters of the verdicts on a graph in the log."""
@@ -36,17 +32,6 @@ def reason_of(error: Exception) -> str:
     """Return an error as a reason of limited length."""
     text = f"{type(error).__name__}: {error}"
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + " ..."
-
-
-def arrays_of(graph: Any, keys: Collection[Any]) -> list[str]:
-    """Return the names of the requested arrays.
-
-    ``compute`` requests one task that joins the blocks of an array.
-    """
-    requested = set(map(name_of, keys))
-    before = getattr(graph, "dependencies", {})
-    joined = [before.get(name, ()) for name in requested if name.startswith(JOINED)]
-    return sorted(requested.union(*joined))
 
 
 def report(error: Exception, arrays: Collection[str], scheduler_id: str | None) -> None:

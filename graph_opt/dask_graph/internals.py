@@ -52,6 +52,12 @@ ONE_VALUE = "-aggregate-"
 ``topk`` has several. Functions of users may reduce too. Checked with Dask 2026.7.1.
 """
 
+JOINED = "finalize-"
+"""What the names of the tasks begin with that join the blocks of a result.
+
+``compute`` requests these in place of blocks. Checked with Dask 2026.7.1.
+"""
+
 P2P = "distributed.shuffle._rechunk.P2PRechunkLayer"
 """The type of layers that rechunk by messages: by name, for distributed may be missing."""
 

@@ -14,6 +14,7 @@ from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.internals import (
+    JOINED,
     Alias,
     Compose,
     DataNode,
@@ -504,3 +505,11 @@ def cull(graph: HighLevelGraph, keys: Collection[Key]) -> Culled:
                 named[other] |= read
     between = {name: graph.dependencies[name] & layers.keys() for name in layers}
     return Culled(HighLevelGraph(layers, between), reads, needs)
+
+
+def arrays_of(graph: Any, keys: Iterable[Any]) -> list[str]:
+    """Return the names of the requested arrays, also if tasks that join blocks are requested."""
+    requested = set(map(name_of, keys))
+    before = getattr(graph, "dependencies", {})
+    joined = [before.get(name, ()) for name in requested if name.startswith(JOINED)]
+    return sorted(requested.union(*joined))

@@ -26,6 +26,7 @@ from graph_opt.dask_graph.parse import (
     CARRIED,
     ArrayGraph,
     Culled,
+    arrays_of,
     calls_others,
     container_of,
     cull,
@@ -169,6 +170,10 @@ class LayerReader:
             for work in works
             for name in [work.output.name]
         }
+
+    @property
+    def requested(self) -> list[str]:
+        return arrays_of(self.source, self.keys)
 
     @cached_property
     def steps(self) -> list[Step]:

@@ -193,6 +193,10 @@ class DescribedReader(Reader, Protocol):
     """A reader that also says what ``explain`` shows; it may look at rewritten graphs."""
 
     @property
+    def requested(self) -> Sequence[str]:
+        """The names of the requested arrays."""
+
+    @property
     def steps(self) -> Sequence[Step]:
         """The operations in the user's words, each after those that it reads.
 

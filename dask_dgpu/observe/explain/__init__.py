@@ -21,7 +21,7 @@ from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.decisions import Rewriting
-from dask_dgpu.planner.fallbacks import arrays_of, fallbacks_of, reason_of
+from dask_dgpu.planner.fallbacks import fallbacks_of, reason_of
 from dask_dgpu.planner.predict import Lack, blocks_of
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.piece import Region
@@ -88,7 +88,7 @@ def _explained(
     optimizer: GraphOptimizer, graph: HighLevelGraph, keys: Sequence[Any], measured: bool
 ) -> Explanation:
     client = current_client()
-    names = arrays_of(graph, set(keys))
+    names = optimizer.reader(graph, keys).requested
     reported = fallbacks_of(client, names) if optimizer.facts.scheduler else ()
     present = present_on(optimizer.facts.scheduler, client)
     optimizer = optimizer.calibrated(client)
