@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.planner import decisions, optimizer
+from dask_dgpu import optimizer
+from dask_dgpu.planner import decisions
 from graph_opt.dask_graph import reader
 
 A = np.random.default_rng(0).random((12, 10))

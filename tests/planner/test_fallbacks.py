@@ -15,8 +15,9 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
+from dask_dgpu import optimizer
 from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner import fallbacks, optimizer
+from dask_dgpu.planner import fallbacks
 from dask_dgpu.planner.fallbacks import MOST_CHARACTERS
 from dask_dgpu.planner.present import OFFLOADED
 from dask_dgpu.runtime.scheduler.states import DASK_WARNINGS, MOST_NAMES, TOPIC

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
+from dask_dgpu import optimizer
 from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner import decisions, optimizer
+from dask_dgpu.planner import decisions
 from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.emit import TaskFunctions
