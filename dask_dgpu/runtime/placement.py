@@ -4,10 +4,10 @@
 - A block of one of Dask's block functions is computed on the rank with most of its inputs; the
   rest travels there. Of equals it is the rank of an input at the same place, so ``x + x.T`` lies
   where ``x`` does.
-- A block without inputs, or with small ones, has no rank until another block reads it. Then all
-  reading ranks compute it: a mask is computed next to the transform that it multiplies, and wave
-  numbers are computed everywhere instead of sent.
-- So does a block of partial results on several ranks, such as a sum. Each reading rank receives the
+- A block without inputs, or with small ones, is shared: each rank that reads it computes it. So a
+  mask is computed next to the transform that it multiplies, and wave numbers are computed
+  everywhere instead of sent.
+- So is a block of partial results on several ranks, such as a sum. Each reading rank receives the
   partial results and adds them itself, in the same order. That takes one exchange; a sum that one
   rank computes and sends takes two.
 - A block of a user's function is computed on one rank only, because each call may return something
@@ -16,7 +16,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
@@ -46,30 +47,38 @@ class Making:
     shipments: tuple[Shipment, ...]
 
 
-@dataclass
-class _Made:
-    """A value: the ranks of each block, none for a free one, and the shipments before its step.
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A block of a value, the blocks that it reads, and the ranks that compute it, in their order.
 
-    ``joins`` says whether it has fewer blocks than an input, or only one. Free blocks have
-    ``weights``, and some a ``likely`` rank, which has most of what they are computed from.
+    Each rank that reads a ``shared`` block computes it, from ``weight`` bytes with its own. The
+    first rank of another block sends it. The ``home`` of a block is the rank with most of what it
+    reads, else the first rank.
     """
 
-    value: Value
-    ranks: dict[Index, Ranks]
-    order: int
-    inputs: Sequence[int] = ()
-    needs: Needs = field(default_factory=dict)
-    once: bool = False
-    joins: bool = False
-    shipments: dict[Shipment, None] = field(default_factory=dict)  # in their order
-    weights: dict[Index, int] = field(default_factory=dict)
-    likely: dict[Index, int] = field(default_factory=dict)
+    value: int
+    index: Index
+    nbytes: int
+    reads: Sequence[_Block] = ()
+    home: int | None = None
+    shared: bool = False
+    weight: int = 0
+    ranks: dict[int, None] = field(default_factory=dict)
 
-    def weight(self, index: Index) -> int:
-        """Return the bytes that a reading rank receives for a block, or computes."""
-        if self.ranks[index]:
-            return max(PARCEL, self.value.nbytes(index))
-        return self.weights[index]
+    @property
+    def is_bound(self) -> bool:
+        """Whether ranks without the block receive it."""
+        return bool(self.ranks) and not self.shared
+
+    @property
+    def burden(self) -> int:
+        """The bytes that a reading rank receives for the block, or computes."""
+        return max(PARCEL, self.nbytes) if self.ranks else self.weight
+
+    @property
+    def first(self) -> int:
+        """The rank that sends the block to others."""
+        return next(iter(self.ranks))
 
 
 class Placement:
@@ -77,16 +86,18 @@ class Placement:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._made: dict[int, _Made] = {}
+        self._blocks: dict[int, dict[Index, _Block]] = {}
+        self._values: dict[int, Value] = {}
+        self._shipments: dict[int, dict[Shipment, None]] = defaultdict(dict)  # in their order
 
     def put(self, number: int, value: Value, layout: Layout) -> None:
         """Add a value with known ranks: an input, or the result of a collective."""
-        ranks: dict[Index, Ranks] = {
-            index: (owner,)
-            for index, owner in zip(layout.indices(), layout.owners, strict=True)
-            if owner >= 0
+        self._values[number] = value
+        self._blocks[number] = {
+            index: _Block(number, index, value.nbytes(index), home=rank, ranks={rank: None})
+            for index, rank in zip(layout.indices(), layout.owners, strict=True)
+            if rank >= 0
         }
-        self._made[number] = _Made(value, ranks, len(self._made))
 
     def make(
         self, number: int, value: Value, inputs: Sequence[int], needs: Needs, once: bool = False
@@ -96,133 +107,79 @@ class Placement:
         ``needs`` has for each block, in row-major order, its blocks of ``inputs``. With ``once``,
         only one rank may compute a block.
         """
-        sources = [self._made[each] for each in inputs]
-        joins = len(needs) <= 1 or any(len(needs) < len(each.ranks) for each in sources)
-        ranks: dict[Index, Ranks] = dict.fromkeys(needs, ())
-        made = _Made(value, ranks, len(self._made), inputs, needs, once, joins)
-        self._made[number] = made
-        alike = [at for at, each in enumerate(sources) if each.value.cuts == value.cuts]
-        demands: dict[Block, set[int]] = {}
-        for index, blocks in needs.items():
-            rank = self._choose(made, index, sources, alike)
-            if rank is None:
-                continue
-            made.ranks[index] = (rank,)
-            for at, need in blocks:
-                if rank not in sources[at].ranks[need]:
-                    demands.setdefault((inputs[at], need), set()).add(rank)
-        self._meet(number, demands)
+        sources = [self._blocks[each] for each in inputs]
+        joins = len(needs) <= 1 or any(len(needs) < len(each) for each in sources)
+        self._values[number], self._blocks[number] = (
+            value,
+            {
+                index: _Block(
+                    number, index, value.nbytes(index), [sources[at][n] for at, n in blocks]
+                )
+                for index, blocks in needs.items()
+            },
+        )
+        blocks = self._blocks[number].values()
+        for block in blocks:
+            self._choose(block, joins=joins, once=once)
+        for block in blocks:
+            if block.home is not None and not block.shared:
+                self._compute(block, block.home)
 
     def placed(self, number: int) -> Placed:
-        """Return the ranks of a value, after distributing blocks without one."""
-        made = self._made[number]
-        free = [index for index, ranks in made.ranks.items() if not ranks]
-        if free:
-            at = dict(zip(made.ranks, dealt(len(made.ranks), self.size), strict=True)) | made.likely
-            self._meet(number, {(number, index): {at[index]} for index in free})
-        return made.value.placed([made.ranks[index][0] for index in made.value.indices()])
+        """Return the ranks of a value, after distributing blocks without one.
+
+        From now on other ranks receive its blocks, which may be large.
+        """
+        blocks, value = self._blocks[number], self._values[number]
+        for block, rank in zip(blocks.values(), dealt(len(blocks), self.size), strict=True):
+            if not block.ranks:
+                self._compute(block, rank if block.home is None else block.home)
+            block.shared = False
+        return value.placed([blocks[index].first for index in value.indices()])
 
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
-        made = self._made[number]
-        return Making(made.ranks, tuple(made.shipments))
+        ranks = {index: tuple(block.ranks) for index, block in self._blocks[number].items()}
+        return Making(ranks, tuple(self._shipments[number]))
 
-    def _choose(
-        self, made: _Made, index: Index, sources: Sequence[_Made], alike: Sequence[int]
-    ) -> int | None:
-        """Return the rank that computes a block, ``None`` if its readers do.
+    def _choose(self, block: _Block, *, joins: bool, once: bool) -> None:
+        """Find the home of a block, and whether its readers compute it."""
+        self._settle(block.reads)
+        bound = [read for read in block.reads if read.is_bound]
+        held: dict[int, int] = {}
+        for read in sorted(bound or block.reads, key=lambda read: read.index != block.index):
+            if read.home is not None:
+                held[read.home] = held.get(read.home, 0) + max(1, read.nbytes)
+        most = max(held, key=held.__getitem__, default=None)  # the first of equals
+        if most is not None and held[most] >= LITTLE * block.nbytes:
+            block.home = most
+        block.weight = block.nbytes + sum([read.burden for read in block.reads])
+        meets = not bound or (joins and len(held) > 1)
+        block.shared = not once and (block.home is None or (meets and block.weight <= SMALL))
 
-        Sources that are ``alike`` have the blocks of the value.
-        """
-        needs, nbytes = made.needs[index], made.value.nbytes(index)
-        self._settle(made.inputs, sources, needs)
-        same = [(at, index) for at in alike]
-        held, common = _held(sources, sorted(needs, key=lambda need: need not in same))
-        likely = held or _likely(sources, needs)
-        best = max(likely, key=likely.__getitem__, default=None)  # the first of equals
-        if best is not None and likely[best] < LITTLE * nbytes:
-            best = None
-        bound = made.once or len(common) == 1 or not (common or made.joins or not held)
-        if best is not None and bound:
-            return best
-        weight = nbytes + sum(sources[at].weight(need) for at, need in needs)
-        if best is not None:
-            if weight > SMALL:
-                return best
-            made.likely[index] = best
-        made.weights[index] = weight
-        return None
-
-    def _settle(
-        self, inputs: Sequence[int], sources: Sequence[_Made], needs: Iterable[Need]
-    ) -> None:
-        """Compute free inputs of a block where most of their own inputs are, if they are large."""
-        free = [(at, need) for at, need in needs if not sources[at].ranks[need]]
-        if sum(sources[at].weights[need] for at, need in free) <= SMALL:
+    def _settle(self, reads: Sequence[_Block]) -> None:
+        """Bind shared inputs of a block to their homes, if they are large together."""
+        shared = [read for read in reads if read.shared]
+        if sum([read.burden for read in shared]) <= SMALL:
             return
-        for at, need in free:
-            made = sources[at]
-            if need in made.likely and not made.ranks[need]:  # others may have needed it meanwhile
-                self._meet(inputs[at], {(inputs[at], need): {made.likely[need]}})
+        for read in shared:
+            if read.home is not None:
+                read.shared = False
+                self._compute(read, read.home)
 
-    def _meet(self, number: int, demands: Mapping[Block, set[int]]) -> None:
-        """Provide the needed blocks on their reading ranks.
-
-        Blocks without a rank are computed on all reading ranks; then their inputs are needed
-        there. Values are visited from the last to the first, so that all readers of a block are
-        known when it is visited.
-        """
-        wanted: dict[int, dict[Index, list[tuple[int, set[int]]]]] = {}
-
-        def ask(reader: int, blocks: Mapping[Block, set[int]]) -> None:
-            for (needed, index), ranks in blocks.items():
-                wanted.setdefault(needed, {}).setdefault(index, []).append((reader, ranks))
-
-        ask(number, demands)
-        while wanted:
-            needed = max(wanted, key=lambda each: self._made[each].order)
-            made = self._made[needed]
-            for index, readers in wanted.pop(needed).items():
-                if not made.ranks[index]:
-                    ranks = sorted(set().union(*(ranks for _, ranks in readers)))
-                    if made.once:
-                        ranks = [ranks[sum(index) % len(ranks)]]  # spread the work
-                    made.ranks[index], makers = tuple(ranks), set(ranks)
-                    ask(needed, {(made.inputs[at], need): makers for at, need in made.needs[index]})
-                self._send(needed, index, readers)
-
-    def _send(self, number: int, index: Index, readers: Iterable[tuple[int, set[int]]]) -> None:
-        """Send a block to the reading ranks without it."""
-        have = self._made[number].ranks[index]
-        for reader, ranks in readers:
-            for rank in sorted(ranks - set(have)):
-                shipment = Shipment(number, index, have[0], rank)
-                self._made[reader].shipments[shipment] = None
-
-
-def _held(sources: Sequence[_Made], needs: Iterable[Need]) -> tuple[dict[int, int], set[int]]:
-    """Return the bytes of a block's inputs on each rank, and the ranks that have all of them.
-
-    Free inputs do not count.
-    """
-    held: dict[int, int] = {}
-    common: set[int] | None = None
-    for at, index in needs:
-        made = sources[at]
-        ranks = made.ranks[index]
-        for rank in ranks:
-            held[rank] = held.get(rank, 0) + max(1, made.value.nbytes(index))
-        if ranks:
-            common = {*ranks} if common is None else common.intersection(ranks)
-    return held, common or set()
-
-
-def _likely(sources: Sequence[_Made], needs: Iterable[Need]) -> dict[int, int]:
-    """Return the bytes of a block's inputs, all of them free, on their likely ranks."""
-    found: dict[int, int] = {}
-    for at, index in needs:
-        made = sources[at]
-        if index in made.likely:
-            rank = made.likely[index]
-            found[rank] = found.get(rank, 0) + max(1, made.value.nbytes(index))
-    return found
+    def _compute(self, block: _Block, rank: int) -> None:
+        """Let a rank compute a block, and receive or compute what it reads."""
+        missing = [block]
+        while missing:
+            block = missing.pop()
+            if rank in block.ranks:
+                continue
+            block.ranks[rank] = None
+            if block.home is None:
+                block.home = rank
+            for read in block.reads:
+                if not read.is_bound:
+                    missing.append(read)
+                elif rank not in read.ranks:
+                    shipment = Shipment(read.value, read.index, read.first, rank)
+                    self._shipments[block.value][shipment] = None
