@@ -18,6 +18,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import blake2b
@@ -199,7 +200,7 @@ def pickled(
     Objects that are ``known`` are pickled as their names. ``own`` are further reductions by type.
     """
     file = io.BytesIO()
-    _Pickler(file, known, own).dump(value)
+    Pickler(file, known, own).dump(value)
     return file.getvalue()
 
 
@@ -249,7 +250,7 @@ class Arrays:
         state = _state(layer)
         if _is_data(layer):
             state["mapping"] = {key: self._as_block(task) for key, task in layer.mapping.items()}
-        return _with_state, (type(layer), state)
+        return __newobj__, (type(layer),), state
 
     def _as_block(self, task: Any) -> Any:
         """Return the placeholder of an array in place of a task."""
@@ -263,12 +264,14 @@ class Arrays:
         return Block((number, repr(array.dtype), array.shape))
 
 
-class _Pickler(cloudpickle.CloudPickler):
+class Pickler(cloudpickle.CloudPickler):
+    """Writes what :func:`pickled` returns."""
+
     def __init__(
         self,
         file: io.BytesIO,
-        known: Mapping[Any, Any],
-        own: Mapping[type, Callable[[Any], Reduction]],
+        known: Mapping[Any, Any] = NOTHING,
+        own: Mapping[type, Callable[[Any], Reduction]] = NOTHING,
     ) -> None:
         super().__init__(file, protocol=5)
         self._names = {id(each): name for name, each in known.items()}
@@ -276,6 +279,7 @@ class _Pickler(cloudpickle.CloudPickler):
         self._left = MOST_BYTES
 
     def reducer_override(self, obj: Any) -> Any:
+        """Reduce an object to what its copies have in common."""
         reduce = self._reduced.get(type(obj))
         if reduce is not None and (found := reduce(obj)) is not NotImplemented:
             return found
@@ -284,7 +288,7 @@ class _Pickler(cloudpickle.CloudPickler):
         if isinstance(obj, Task):
             return _reduced_task(obj)
         if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
-            return _with_state, (type(obj), obj.__getstate__())
+            return __newobj__, (type(obj),), obj.__getstate__()
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
             self._left -= obj.nbytes
             if self._left < 0:
@@ -393,7 +397,7 @@ def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer
 
 
 def _reduced_layer(layer: Layer) -> Reduction:
-    return _with_state, (type(layer), _state(layer))
+    return __newobj__, (type(layer),), _state(layer)
 
 
 def _state(layer: Layer) -> dict[str, Any]:
@@ -408,13 +412,6 @@ def _state(layer: Layer) -> dict[str, Any]:
             for x, index in layer.indices
         )
     return state | {"_cached_keys": None} if "_cached_keys" in state else state
-
-
-def _with_state(cls: type[T], state: dict[str, Any]) -> T:
-    """Return an object of a class with these attributes."""
-    found = cls.__new__(cls)
-    vars(found).update(state)
-    return found
 
 
 _REDUCED: dict[type, Callable[[Any], Reduction]] = {

@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.session import building
-from dask_dgpu.session.building import LAYER_BYTES, NAME, replaying
+from dask_dgpu.session.building import NAME, replaying
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.sent import SentGraph
 from tests.support.calls import Counting
@@ -265,9 +265,8 @@ def test_functions_that_differ_in_what_they_hold() -> None:
 
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "MOST_BYTES", 8 * LAYER_BYTES)
-    counting = Counting(core.elemwise)
-    elemwise = replaying(counting)
+    monkeypatch.setattr(building, "MOST_TEMPLATES", 8)
+    elemwise = replaying(counting := Counting(core.elemwise))
     with dgpu.enable():
         for number in range(100):
             elemwise(operator.mul, x, number)
@@ -277,21 +276,16 @@ def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counting.calls == 101  # forgotten
 
 
-def test_large_templates_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "MOST_BYTES", 100_000)
+def test_large_layers_are_left_to_dask() -> None:
     indexed = replaying(counting := Counting(Array.__getitem__))
-    small, large = da.zeros((8, 8), chunks=4), da.zeros((10, 10), chunks=1)
+    small, large = da.zeros((8, 8), chunks=4), da.zeros((40, 40), chunks=1)
     with dgpu.enable():
-        for _ in range(2):
+        for _ in range(3):
             indexed(small, slice(1, None))
         assert counting.calls == 1
-        for _ in range(2):
-            indexed(large, slice(1, None))  # 90 tasks
-        assert counting.calls == 2
-        indexed(small, slice(1, None))
-        indexed(large, slice(2, None))
-        indexed(small, slice(1, None))
-    assert counting.calls == 4
+        for _ in range(3):
+            indexed(large, slice(1, None))
+    assert counting.calls == 5  # the first one twice
 
 
 def test_templates_keep_no_graphs() -> None:
