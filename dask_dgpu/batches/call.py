@@ -46,8 +46,6 @@ class Call:
         """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
         if operation.rule is None:
             return None
-        if site.in_process:
-            template = template.without_graphs
         values, operands = operation.bind(template), template.operands
         if operation.check is not None:
             operation.check(operands)

@@ -132,7 +132,7 @@ class Cluster:
         count = self.ranks * max(1, AT_A_TIME // max(1, largest))
 
         def read(region: Region) -> Any:
-            return operand.read([(part.start, part.stop) for part in region], few=False)
+            return operand.read([(part.start, part.stop) for part in region])
 
         for first in range(0, len(places), count):
             sent |= self._deal(name, places[first : first + count], read, np)

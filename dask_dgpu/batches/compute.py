@@ -18,7 +18,6 @@ from dask_dgpu.batches.planning import plan_passes
 from dask_dgpu.batches.selected import selected
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.stored import writable
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError
@@ -43,7 +42,7 @@ def compute(
     found = plan_passes(call.title, calls, room)
     _check_fits(found)
     result = _target(out, call.shape, call.dtype, operation, template)
-    written = result if out is None else _selected(operation, template, result, site)
+    written = result if out is None else selected(operation, template, result)
     execute_passes(calls, found, written, shared, progress=progress, new=out is None)
     return _given_back(result, out)
 
@@ -85,7 +84,7 @@ def _written(whole: Whole, target: Any, progress: bool) -> Any:
     """Return the array with the result, ``target`` if the shape is known."""
     try:
         if whole.is_lazy:
-            written = _selected(whole.operation, whole.template, target, whole.site)
+            written = selected(whole.operation, whole.template, target)
             whole.store(written, progress=progress)
             return target
         values = whole.compute(progress=progress)
@@ -95,11 +94,6 @@ def _written(whole: Whole, target: Any, progress: bool) -> Any:
     result = _target_of(whole, values, target)
     result[...] = values
     return result
-
-
-def _selected(operation: Operation, template: Template, out: Any, site: Site) -> Any:
-    """Return what writes to an array, few of zarr's chunks at a time in this process."""
-    return selected(operation, template, writable(out) if site.in_process else out)
 
 
 def _check_fits(plan: Plan) -> None:

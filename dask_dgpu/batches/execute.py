@@ -221,7 +221,7 @@ class _Loader:
         _, spans, chunks = place
 
         def load() -> Any:
-            return site.load(operand.read(spans, few=site.in_process), chunks)
+            return site.load(operand.read(spans), chunks)
 
         is_whole = spans == tuple((0, size) for size in operand.shape)
         return self.shared.get(place, operand.nbytes, load) if is_whole else load()

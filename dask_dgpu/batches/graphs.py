@@ -18,19 +18,6 @@ from graph_opt.dask_graph.internals import DataNode, TaskRef
 from graph_opt.dask_graph.parse import GETTERS
 
 
-def source_of(array: Array) -> Any:
-    """Return the array that a graph does nothing but read, ``None`` for other graphs.
-
-    It is that of ``da.from_zarr``, or of ``da.from_array`` without a lock.
-    """
-    if array.dask.layers.keys() - {array.name, f"original-{array.name}"}:
-        return None
-    layer = array.dask.layers.get(array.name)
-    source = _read_by(layer, array)
-    same = all(getattr(source, each, None) == getattr(array, each) for each in ("shape", "dtype"))
-    return source if same and not layer.task.kwargs.get("lock") else None
-
-
 def sources_of(array: Array) -> list[Any]:
     """Return the arrays from which a graph reads blocks, as ``da.from_array`` of stored ones."""
     return [

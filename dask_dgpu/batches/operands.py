@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 from uuid import uuid4
@@ -14,7 +14,6 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import check_chunk_sizes, expected
 from dask_dgpu.batches import stored
-from dask_dgpu.batches.graphs import source_of
 from dask_dgpu.batches.notation import Span
 from dask_dgpu.batches.overlaps import check_no_overlap
 from dask_dgpu.batches.rules import Shape, Slot
@@ -50,14 +49,6 @@ class Operand:
             return 0
         return stored.bytes_beside(self.source, shape, self.dtype)
 
-    @property
-    def without_graph(self) -> Operand:
-        """The operand as the array that its graph only reads, if there is one."""
-        found = source_of(self.source) if isinstance(self.source, Array) else None
-        if found is None or isinstance(found, REFUSED):
-            return self
-        return replace(self, source=found)
-
     def __str__(self) -> str:
         """Shape and dtype."""
         return f"{self.shape} {self.dtype}"
@@ -66,22 +57,20 @@ class Operand:
         """Return the array as a Dask array whose tasks read one block each."""
         return da.map_blocks(_read_block, chunks=chunks, dtype=self.dtype, operand=_Held(self))
 
-    def read(self, spans: Sequence[Span], *, few: bool = True) -> Any:
+    def read(self, spans: Sequence[Span]) -> Any:
         """Return a part, a NumPy array or a lazy Dask array.
 
-        Spans that go beyond an axis continue at its other end. ``few`` bounds the chunks that zarr
-        decodes at a time by the size of the part; without it they are read sooner.
+        Spans that go beyond an axis continue at its other end.
         """
         for axis, ((lo, hi), size) in enumerate(zip(spans, self.shape, strict=True)):
             if lo < 0 or hi > size:
                 parts = [
-                    self.read([*spans[:axis], part, *spans[axis + 1 :]], few=few)
+                    self.read([*spans[:axis], part, *spans[axis + 1 :]])
                     for part in _wrapped(lo, hi, size)
                 ]
                 join = da.concatenate if isinstance(self.source, Array) else np.concatenate
                 return join(parts, axis=axis)
-        region = tuple(slice(lo, hi) for lo, hi in spans)
-        part = stored.read(self.source, region, self.dtype) if few else self.source[region]
+        part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
         if isinstance(part, np.memmap):
             part = np.array(part, self.dtype)  # read now, not when it is computed
         elif not isinstance(part, Array):
@@ -188,11 +177,6 @@ class Template:
         positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
         named = {name: slot(name, value) for name, value in options.items()}
         return cls(positional, named, tuple(operands))
-
-    @property
-    def without_graphs(self) -> Template:
-        """The arguments, with the arrays that graphs of operands only read."""
-        return replace(self, operands=tuple(each.without_graph for each in self.operands))
 
     @property
     def values(self) -> dict[str, Any]:

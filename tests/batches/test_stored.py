@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import zarr
@@ -13,6 +14,7 @@ import dask_dgpu as dgpu
 from tests.support.memory import assert_peak, bounded
 
 X = np.random.default_rng(0).normal(size=(1000, 500))
+READ = "chunks that are read"
 OBJECTS = 1 << 20
 """Bytes of Python's objects for a read of 250 chunks."""
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -57,5 +59,33 @@ def test_plans_count_the_chunks_that_are_read(op: str, layout: str, tmp_path: Pa
     array = stored(layout, tmp_path)
     with bounded(6 << 20):
         plan = dgpu.plan(op, *operands(op, array))
-        assert "chunks that are read" in {part.name for part in plan.parts}
+        assert READ in {part.name for part in plan.parts}
         assert_planned(plan, op, array, X)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_results_go_to_any_chunks(layout: str, tmp_path: Path) -> None:
+    x = stored(layout, tmp_path)
+    out = zarr.create_array(tmp_path / "out", **{"shape": X.shape, "dtype": "f8"} | LAYOUTS[layout])
+    with bounded(10 << 20):
+        assert dgpu.plan("exp", x).batches > 1
+        dgpu.run("exp", x, out=out)
+    np.testing.assert_allclose(out[...], np.exp(X), rtol=1e-14)
+
+
+def test_as_many_chunks_count_as_zarr_decodes_at_a_time() -> None:
+    x = zarr.create_array({}, shape=X.shape, chunks=(10, 10), dtype="f8")
+    for count, counted in ((1, 1), (10, 10), (None, 5000)):
+        with zarr.config.set({"async.concurrency": count}):
+            (part,) = (part for part in dgpu.plan("exp", x).parts if part.name == READ)
+            assert part.nbytes == 2 * counted * 100 * 8
+
+
+def test_a_chunk_of_hdf5_counts(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        whole = file.create_dataset("whole", data=X)
+        chunked = file.create_dataset("chunked", data=X, chunks=(100, 100), compression="gzip")
+        assert READ not in {part.name for part in dgpu.plan("exp", whole).parts}
+        (part,) = (part for part in dgpu.plan("exp", chunked).parts if part.name == READ)
+        assert part.nbytes == 2 * 100 * 100 * 8
+        np.testing.assert_allclose(dgpu.run("exp", chunked), np.exp(X), rtol=1e-14)
