@@ -21,12 +21,10 @@ FIRST = 64
 """The same for the first graph that is tried: the tasks of a function may grow as their square."""
 MOST_TASKS = 10_000
 """Smaller blocks are not tried if there are more tasks."""
-HELD = 8
-"""Blocks that a thread of this process may hold: operands, temporaries and result of a task."""
 PER_RANK = 4
 """Blocks of an operand for each rank of a cluster."""
-HELD_BY_WORKER = 32
-"""Blocks that fit on a worker: it computes, receives, sends and spills several at a time."""
+HELD = {True: 8, False: 32}
+"""Blocks that a thread of this process holds, or a worker, which also sends and spills some."""
 SMALLER = 2
 """
 Ratio of the block sizes that are tried in this process, one size after another. With more room all
@@ -36,38 +34,31 @@ that are tried with less can be reached, so advice is enough.
 
 def first_block(operands: Iterable[Operand], site: Site, room: float) -> float:
     """Return the bytes of a block to try first, for ``room`` bytes of a device."""
-    if not site.in_process:
-        return min(LARGEST, room / HELD_BY_WORKER)
-    few = max(min(each.nbytes / FIRST, ENOUGH) for each in operands)
     block = float(LARGEST)
-    while block > max(few, room / (site.threads * HELD)):
+    least = max((_floor(each, FIRST) for each in operands if site.in_process), default=0)
+    while block > max(least, room / (site.threads * HELD[site.in_process])):
         block /= SMALLER
     return block
 
 
 def can_be_cut(operands: Iterable[Operand], block: float) -> bool:
     """Whether operands may have smaller blocks in this process."""
-    return any(block > _floor(each.nbytes) for each in operands)
+    return any(block > _floor(each) for each in operands)
 
 
 def chunks_of(operand: Operand, site: Site, block: float) -> Chunks:
-    """Return chunks of about so many bytes; without elements Dask would divide by zero."""
-    if not operand.nbytes:
+    """Return chunks of about so many bytes; a cluster gets some for each rank."""
+    if not operand.nbytes:  # Dask would divide by zero
         return tuple((size,) for size in operand.shape)
-    limit = block_limit(operand, site, block)
+    if site.in_process:
+        block = max(block, _floor(operand))
+    else:
+        block = min(max(block, LEAST), operand.nbytes / (site.ranks * PER_RANK))
+    limit = max(operand.dtype.itemsize, int(block))
     chunks: Chunks = normalize_chunks("auto", operand.shape, limit=limit, dtype=operand.dtype)
     return chunks
 
 
-def block_limit(operand: Operand, site: Site, block: float) -> int:
-    """Return the most bytes of a block; there are some for each rank of a cluster."""
-    if site.in_process:
-        block = max(block, _floor(operand.nbytes))
-    else:
-        block = min(max(block, LEAST), operand.nbytes / (site.ranks * PER_RANK))
-    return max(operand.dtype.itemsize, int(block))
-
-
-def _floor(nbytes: int) -> float:
+def _floor(operand: Operand, many: int = MANY) -> float:
     """Return the least bytes of a block of an operand in this process."""
-    return min(nbytes / MANY, ENOUGH)
+    return min(operand.nbytes / many, ENOUGH)

@@ -12,8 +12,8 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.blocks import Chunks, array_of, regions
-from dask_dgpu.batches.graphs import Computed
+from dask_dgpu.batches.blocks import Chunks, array_of, largest_nbytes, regions
+from dask_dgpu.batches.held import Rule
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import Operation
@@ -21,6 +21,7 @@ from dask_dgpu.batches.pieces import pieces
 from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments, Shape
 from dask_dgpu.batches.sites import Site
+from dask_dgpu.batches.streamed import tasks_of
 
 COPIES = 2
 """Parts of an operand, and of the result, on a device: one of them is being transferred.
@@ -158,15 +159,19 @@ class Call:
         reads = list(zip(self.operands, shapes, strict=True))
         if chunks := max((each.bytes_beside(shape) for each, shape in reads), default=0):
             yield Part("chunks that are read", (), 1, chunks)
-        if blocks := sum(self._computed[at].bytes_beside(shapes[at]) for at in self._computed):
+        copied = (_copied(x, shapes[at]) + held for at, x, held in self._computed)
+        if blocks := sum(copied):
             yield Part("blocks of Dask arrays", (), 1, blocks)
 
     @cached_property
-    def _computed(self) -> dict[int, Computed]:
-        """The operands that are computed."""
-        sources = [each.source for each in self.operands]
-        threads = self.site.threads
-        return {at: Computed(x, threads) for at, x in enumerate(sources) if isinstance(x, Array)}
+    def _computed(self) -> list[tuple[int, Array, int]]:
+        """The operands that threads compute, and the bytes that they hold meanwhile."""
+        found = []
+        for at, x in enumerate(each.source for each in self.operands):
+            if isinstance(x, Array):
+                rule = Rule(self.site.threads, largest_nbytes(x.chunks, x.dtype.itemsize))
+                found.append((at, x, rule.held(tasks_of(x), x).nbytes))
+        return [each for each in found if each[-1]]
 
     def peak(self, lengths: Lengths) -> int:
         """Return the bytes of all parts."""
@@ -236,6 +241,13 @@ class Call:
             for label, size in zip(self.notation.output, shape, strict=True)
         ]
         return prod(lengths) * self.dtype.itemsize
+
+
+def _copied(array: Array, shape: Shape) -> int:
+    """Return the bytes of the blocks from which a part of this shape is copied."""
+    pairs = zip(array.chunks, shape, strict=True)
+    spans = [min(sum(sizes), n + 2 * (max(sizes) - 1)) for sizes, n in pairs]
+    return prod(spans) * array.dtype.itemsize
 
 
 def _placeholder(operand: Operand) -> Array:

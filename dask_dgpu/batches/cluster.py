@@ -27,8 +27,8 @@ from dask_dgpu.batches.blocks import (
 )
 from dask_dgpu.batches.copying import THREADS
 from dask_dgpu.batches.declared import declared
+from dask_dgpu.batches.held import Tasks
 from dask_dgpu.batches.operands import Operand
-from dask_dgpu.batches.streamed import Tasks
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.workers import await_worker

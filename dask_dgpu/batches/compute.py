@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.batches.again import is_worth_another_try, out_of_memory
+from dask_dgpu.batches.again import twice
 from dask_dgpu.batches.call import Call
 from dask_dgpu.batches.operands import Template, check_out
 from dask_dgpu.batches.operations import Operation
@@ -21,7 +21,6 @@ from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows.client import LostError
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.kernels.device.memory import lacks_memory
 
 
 def compute(
@@ -37,14 +36,15 @@ def compute(
     """Plan a call within ``room`` bytes of each device, and compute it."""
     call = Call.of(operation, template, site)
     if call is None:
-        return _compute_whole(_sent(operation, template, site, room), out, progress)
-    calls = in_passes(call, room)
-    found = plan_passes(call.title, calls, room)
-    _check_fits(found)
-    result = _target(out, call.shape, call.dtype, operation, template)
-    written = result if out is None else selected(operation, template, result)
-    execute_passes(calls, found, written, shared, progress=progress, new=out is None)
-    return _given_back(result, out)
+        result = _compute_whole(_sent(operation, template, site, room), out, progress)
+    else:
+        calls = in_passes(call, room)
+        found = plan_passes(call.title, calls, room)
+        _check_fits(found)
+        result = _target(out, call.shape, call.dtype, operation, template)
+        written = result if out is None else selected(operation, template, result)
+        execute_passes(calls, found, written, shared, progress=progress, new=out is None)
+    return result[()] if out is None and not result.shape else result
 
 
 def _sent(operation: Operation, template: Template, site: Site, room: float) -> Whole:
@@ -59,33 +59,24 @@ def _sent(operation: Operation, template: Template, site: Site, room: float) -> 
 
 def _compute_whole(whole: Whole, out: Any, progress: bool) -> Any:
     """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
-    planned = whole.plan
-    _check_fits(planned)
+    _check_fits(whole.plan)
     target = _target_of(whole, whole.result, out) if whole.is_lazy else out
-    try:
-        return _given_back(_written(whole, target, progress), out)
-    except Exception as error:
-        if not is_worth_another_try(error):
-            raise
-        smaller = whole.halved()
-        if lacks_memory(error) and smaller.has_blocks_of(whole):
-            smaller.drop()
-            raise out_of_memory(planned.title, planned.peak_bytes, None) from error
-    gc.collect()  # frames of the error hold blocks
-    try:
-        return _given_back(_written(smaller, target, progress), out)
-    except Exception as error:
-        if not lacks_memory(error):
-            raise
-        raise out_of_memory(planned.title, planned.peak_bytes, smaller.plan.peak_bytes) from error
+
+    def smaller(is_lost: bool) -> Any:
+        found = whole.halved()
+        if not is_lost and found.chunks == whole.chunks:
+            found.drop()
+            return None
+        return found.plan.peak_bytes, partial(_written, found, target, progress)
+
+    return twice(whole.plan, partial(_written, whole, target, progress), smaller)
 
 
 def _written(whole: Whole, target: Any, progress: bool) -> Any:
     """Return the array with the result, ``target`` if the shape is known."""
     try:
         if whole.is_lazy:
-            written = selected(whole.operation, whole.template, target)
-            whole.store(written, progress=progress)
+            whole.store(selected(whole.operation, whole.template, target), progress=progress)
             return target
         values = whole.compute(progress=progress)
     except BaseException:
@@ -113,7 +104,3 @@ def _target(
 
 def _target_of(whole: Whole, result: Any, out: Any) -> Any:
     return _target(out, result.shape, result.dtype, whole.operation, whole.template)
-
-
-def _given_back(result: Any, out: Any) -> Any:
-    return result[()] if out is None and not result.shape else result

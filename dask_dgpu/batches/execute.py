@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
-from dask_dgpu.batches.again import halved, is_worth_another_try, out_of_memory, rest
+from dask_dgpu.batches.again import SHARE, twice
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.notation import Lengths, Tile
+from dask_dgpu.batches.choose import choose
+from dask_dgpu.batches.notation import Lengths, Span, Tile
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sink import Sink
-from dask_dgpu.kernels.device.memory import lacks_memory
 
 
 def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool, new: bool) -> None:
@@ -33,19 +33,20 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool,
         return
     sink = Sink(call.notation, call.shape, call.dtype, out, call.site.copying, new=new)
     work = _Work(call, sink, shared, progress)
-    try:
-        failed = work.try_all(plan.batches, call.notation.tiles(plan.lengths), plan.lengths)
-        if failed is None:
-            return
-        smaller = halved(call, plan, failed)
-        tiles = list(rest(call, plan, smaller, sink.written))
-        try:
-            work.run(len(tiles), iter(tiles), smaller)
-        except Exception as error:
-            if not lacks_memory(error):
-                raise
-            planned, peak = plan.peak_bytes, call.peak(smaller)
-            raise out_of_memory(plan.title, planned, peak) from error
+
+    def smaller(is_lost: bool) -> Any:
+        lengths = choose(call.notation, call.peak, call.notation.batches, SHARE * plan.peak_bytes)
+        if lengths is None and not is_lost:
+            return None
+        sink.drop()
+        shared.clear()
+        lengths = lengths or call.smallest
+        tiles = list(_rest(call, plan, lengths, sink.written))
+        return call.peak(lengths), partial(work.run, len(tiles), iter(tiles), lengths)
+
+    first = partial(work.run, plan.batches, call.notation.tiles(plan.lengths), plan.lengths)
+    try:  # while a part is written, nobody knows what is written
+        twice(plan, first, smaller, lambda: not sink.is_writing)
     except Exception as error:
         if plan.batches > 1:
             error.add_note(
@@ -53,6 +54,20 @@ def execute(call: Call, plan: Plan, out: Any, shared: Shared, *, progress: bool,
                 f"of {call.operation.name} in {plan.batches} batches"
             )
         raise
+
+
+def _rest(
+    call: Call, plan: Plan, smaller: Lengths, written: Container[tuple[Span, ...]]
+) -> Iterator[Tile]:
+    """Yield smaller tiles of those parts of the result that are not written."""
+    notation = call.notation
+    parts = {
+        notation.write_spans(call.shape, tile): notation.summed(tile)
+        for tile in notation.tiles(plan.lengths)
+    }
+    for spans, tile in parts.items():
+        if spans not in written:
+            yield from notation.tiles(smaller, tile)
 
 
 @dataclass(frozen=True)
@@ -78,24 +93,6 @@ class _Work:
     sink: Sink
     shared: Shared
     progress: bool
-
-    def try_all(
-        self, count: int, tiles: Iterator[Tile], lengths: Lengths
-    ) -> type[Exception] | None:
-        """Compute batches; return the type of the error if memory or a worker did not last."""
-        try:
-            self.run(count, tiles, lengths)
-        except Exception as error:
-            # while it is written, nobody knows what is written
-            if self.sink.is_writing or not is_worth_another_try(error):
-                raise
-            failed = type(error)
-        else:
-            return None
-        self.sink.drop()
-        self.shared.clear()
-        gc.collect()  # frames of the error hold arrays
-        return failed
 
     def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
         """Compute batches of at most these lengths and write their results."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
@@ -37,15 +36,17 @@ MOMENTS = 3
 """Most numbers of a partial result for each element: count, sum, and sum of squares."""
 COPIES = ("topk", "argtopk")
 """Reductions whose partial results are parts of a copy of what they read, and keep it."""
+
 VIEWS = (getitem, gangs.stage, gangs.out)
+"""Functions of tasks whose result is a part of what they read, which it keeps."""
 
 
 @dataclass(frozen=True)
 class Held:
     """The bytes of blocks that wait for later tasks, of tasks at work, and of many tasks."""
 
-    waiting: int
-    at_work: int
+    waiting: int = 0
+    at_work: int = 0
     graph: int = 0
 
     @property
@@ -58,59 +59,60 @@ class Held:
 class Rule:
     """The largest tasks are at work at once, as many as there are ``threads``.
 
-    Each counts its inputs, its output in double precision at least, and ``temporaries`` times its
-    largest block, or ``loading`` bytes if these are more. To these come the blocks that wait for
-    later tasks, in Dask's order. If Dask does not declare the size of a block, it has the bytes of
-    all inputs, and at least ``usual`` ones.
+    Each counts its inputs, its output, and ``temporaries`` times its largest block, or ``loading``
+    bytes if these are more. Inputs are at least ``usual`` bytes, those of blocks of the operands,
+    which may be loaded by the task itself. To these come the blocks that wait for later tasks, in
+    Dask's order. A block whose size Dask does not declare has the bytes of all inputs.
     """
 
     threads: int
+    usual: int
     temporaries: float = TEMPORARIES
-    usual: int = 0
     loading: int = 0
 
-    def held(self, tasks: Tasks, result: Array) -> Held:
-        """Return what threads hold while they compute the tasks of an array."""
+    def held(self, tasks: Tasks, result: Array, again: Collection[str] = ()) -> Held:
+        """Return what threads hold while they compute the tasks of an array.
+
+        Blocks of the arrays ``again`` are loaded by each task that reads them, and never wait.
+        """
+        declared = _Declared(result)
         ordered = sorted(tasks, key=order(dict(tasks)).__getitem__)
-        blocks, parts = _Blocks(result), Counter[Key]()
-        numbers: dict[Key, int | None] = {}
         owners: dict[Key, Key] = {}
         reads: dict[Key, set[Key]] = {}
         last: dict[Key, int] = {}
-        made: dict[Key, int] = {}
+        numbers: dict[Key, int] = {}
         for at, key in enumerate(ordered):
             viewed = _viewed(tasks[key])
             if viewed is not None:
                 owners[key] = owners.get(viewed, viewed)
-                parts[owners[key]] += blocks.nbytes(key) or 0
             reads[key] = {owners.get(each, each) for each in tasks[key].dependencies}
             last |= dict.fromkeys(reads[key], at)
             if any(step in _name(key) for step in STEPS):
-                numbers |= dict.fromkeys(reads[key], blocks.nbytes(key))
+                numbers |= dict.fromkeys(reads[key], MOMENTS * (declared.nbytes(key) or 0))
+        made: dict[Key, int] = {}
         works, changes = [0], [0] * (len(tasks) + 1)
         for at, key in enumerate(ordered):
-            task = tasks[key]
-            if key in owners or isinstance(task, DataNode):
+            if key in owners or isinstance(tasks[key], DataNode):
                 continue
             inputs = [made.get(each, 0) for each in reads[key]]
-            loaded, largest = blocks.between(task)
-            block = key if blocks.nbytes(key) is not None else _last(key, task)
-            declared = blocks.nbytes(block)
-            unknown = max(sum(inputs), parts[key], self.usual)
-            own = made[key] = unknown if declared is None else declared
-            if (few := numbers.get(key)) is not None and not _name(key).startswith(COPIES):
-                made[key] = min(own, MOMENTS * few)
-            wide = max(own, blocks.nbytes(block, DOUBLE) or 0)
-            beside = int(self.temporaries * max(wide, largest, *inputs, 0))
-            works.append(sum(inputs) + loaded + wide + max(beside, self.loading))
-            changes[at] += made[key]
-            changes[last.get(key, at)] -= made[key]
+            read = max(sum(inputs), self.usual)
+            *between, block = _fused(key, tasks[key])
+            own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
+            largest = max(
+                wide, self.usual, *inputs, *(declared.nbytes(each) or 0 for each in between)
+            )
+            beside = max(int(self.temporaries * largest), self.loading)
+            works.append(read + wide + beside)
+            made[key] = own if _name(key).startswith(COPIES) else min(own, numbers.get(key, own))
+            if name_of(key) not in again:
+                changes[at] += made[key]
+                changes[last.get(key, at)] -= made[key]
         waiting, at_work = max(accumulate(changes)), sum(nlargest(self.threads, works))
         return Held(waiting, at_work, max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH))
 
 
-class _Blocks:
-    """The bytes of the blocks of a graph, as Dask declares them."""
+class _Declared:
+    """The blocks of a graph, as Dask declares them."""
 
     def __init__(self, result: Array) -> None:
         layers = dict(result.dask.layers)
@@ -119,7 +121,7 @@ class _Blocks:
                 layers |= layer.expanded.dask.layers
         self._facts = {name: layer.collection_annotations for name, layer in layers.items()}
 
-    def nbytes(self, key: Key, least: int = 0) -> int | None:
+    def nbytes(self, key: Key, least: int = 1) -> int | None:
         """Return the bytes of a block, ``None`` if they are unknown.
 
         Without an index they are those of the largest block of the array. An element counts at
@@ -128,39 +130,20 @@ class _Blocks:
         facts = self._facts.get(_name(key))
         if not facts or facts.get("type") != "dask.array.core.Array":
             return None
-        chunks, index = facts["chunks"], key[1:] if isinstance(key, tuple) else ()
+        index = (*(key[1:] if isinstance(key, tuple) else ()), *[None] * len(facts["chunks"]))
         count = prod(
-            each[at] if isinstance(at, int) and at < len(each) else max(each, default=0)
-            for each, at in zip(chunks, (*index, *[None] * len(chunks)), strict=False)
+            sizes[at] if isinstance(at, int) and at < len(sizes) else max(sizes, default=0)
+            for sizes, at in zip(facts["chunks"], index, strict=False)
         )
         itemsize = max(least, np.dtype(facts["dtype"]).itemsize)
         return int(count) * itemsize if isfinite(count) else None
 
-    def between(self, task: GraphNode) -> tuple[int, int]:
-        """Return the bytes of the blocks that fused tasks begin with, and of the largest one."""
-        inner = _fused(task)
-        sizes = {key: self.nbytes(key) or 0 for key in inner}
-        loads = (
-            sizes[key]
-            for key, each in inner.items()
-            if each.dependencies.isdisjoint(inner) and _viewed(each) is None
-        )
-        return sum(loads), max(sizes.values(), default=0)
 
-
-def _fused(task: GraphNode) -> dict[Key, GraphNode]:
-    """Return the tasks that were fused to one, also those of fused ones among them."""
+def _fused(key: Key, task: GraphNode) -> list[Key]:
+    """Return the keys of the tasks that were fused to one, that of its result last."""
     if getattr(task, "func", None) is not _execute_subgraph:
-        return {}
-    inner: dict[Key, GraphNode] = dict(task.args[0])
-    for each in task.args[0].values():
-        inner |= _fused(each)
-    return inner
-
-
-def _last(key: Key, task: GraphNode) -> Key:
-    """Return the key of the last of the tasks that were fused to one."""
-    return task.args[1] if getattr(task, "func", None) is _execute_subgraph else key
+        return [key]
+    return [*(each for inner in task.args[0].items() for each in _fused(*inner)), task.args[1]]
 
 
 def _viewed(task: GraphNode) -> Key | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from dask.array.core import Array
+from dask.blockwise import Blockwise
 from numpy.lib.array_utils import byte_bounds
 
-from dask_dgpu.batches.graphs import sources_of
 from dask_dgpu.batches.stored import is_hdf5, is_zarr
+from graph_opt.dask_graph.internals import DataNode, TaskRef
+from graph_opt.dask_graph.parse import GETTERS
 
 MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
 """Steps after which two arrays are taken to share elements: an exact answer may take for ever."""
@@ -36,12 +38,22 @@ def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Non
     spaces: dict[Any, list[_Argument]] = {}
     for arguments, is_written in ((written, True), (read, False)):
         for name, value in arguments.items():
-            for array in sources_of(value) if isinstance(value, Array) else (value,):
+            for array in _sources(value) if isinstance(value, Array) else (value,):
                 span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
                 found = _Argument(*span, array, name, is_written)
                 spaces.setdefault(_space(array), []).append(found)
     for arrays in spaces.values():
         _check_apart(arrays)
+
+
+def _sources(array: Array) -> Iterator[Any]:
+    """Yield the arrays from which a graph reads blocks, as ``da.from_array`` of stored ones."""
+    for layer in array.dask.layers.values():
+        if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) in GETTERS:
+            source = layer.indices[0][0]
+            if isinstance(source, TaskRef):
+                source = array.dask.get(source.key)
+            yield source.value if isinstance(source, DataNode) else source
 
 
 def _space(array: Any) -> Any:

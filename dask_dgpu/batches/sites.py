@@ -17,8 +17,9 @@ from dask.system import CPU_COUNT
 from dask_dgpu.arguments import check_client
 from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.cluster import Cluster
+from dask_dgpu.batches.held import Tasks
 from dask_dgpu.batches.operands import Operand
-from dask_dgpu.batches.streamed import Tasks, write
+from dask_dgpu.batches.streamed import write
 from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.optimizer import GraphOptimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from threading import Lock
 from typing import Any
 
@@ -11,11 +11,9 @@ from dask.core import flatten
 from dask.threaded import get
 
 from dask_dgpu.batches.blocks import regions
+from dask_dgpu.batches.held import Key, Tasks
 from graph_opt.dask_graph.internals import GraphNode, Task, TaskRef, convert_legacy_graph
 from graph_opt.passes import name_of
-
-Key = Any
-Tasks = Mapping[Key, GraphNode]
 
 
 def tasks_of(result: Array) -> Tasks:

@@ -23,16 +23,16 @@ from dask_dgpu.batches.block_size import (
     chunks_of,
     first_block,
 )
-from dask_dgpu.batches.blocks import largest_nbytes
+from dask_dgpu.batches.blocks import Chunks, largest_nbytes
 from dask_dgpu.batches.cluster import Cluster
-from dask_dgpu.batches.held import Held, Rule
-from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.held import Held, Rule, Tasks
+from dask_dgpu.batches.operands import Template
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
 from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.streamed import Tasks, read_again, tasks_of
+from dask_dgpu.batches.streamed import read_again, tasks_of
 
 VARIES = 1.1
 """Bytes that graphs of equal calls hold vary by less: their order depends on names of arrays."""
@@ -43,7 +43,8 @@ class Whole:
     """A call as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
-    bytes of a device, and ``block`` those of the blocks.
+    bytes of a device, ``block`` those of the blocks, and ``held`` those that threads of this
+    process hold while they compute the ``tasks``.
     """
 
     operation: Operation
@@ -53,6 +54,8 @@ class Whole:
     result: Any
     reads: tuple[Array, ...]
     block: float
+    tasks: Tasks
+    held: Held
 
     @classmethod
     def of(
@@ -69,10 +72,12 @@ class Whole:
         On a cluster operands are sent, unless the graph is only for a plan. A call may need a bit
         more than a plan for which there was room.
         """
-        block = first_block(template.operands, site, room)
+        sources = [each for each in template.operands if not isinstance(each.source, Array)]
+        block = first_block(sources, site, room)
         best = found = cls._in_blocks(operation, template, site, room, block, send)
-        while not found.fits and found.could_be_smaller:
-            found = cls._in_blocks(operation, template, site, room, found.block / SMALLER, send)
+        while not found.fits and found.is_small and can_be_cut(sources, block):
+            block /= SMALLER
+            found = cls._in_blocks(operation, template, site, room, block, send)
             best = min(best, found, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
             best = replace(best, room=best.held.nbytes)
@@ -88,7 +93,7 @@ class Whole:
         block: float,
         send: bool,
     ) -> Whole:
-        arrays, reads = [], []
+        arrays, reads, loading = [], [], 0
         for each in template.operands:
             if isinstance(each.source, Array):
                 arrays.append(each.source)
@@ -96,12 +101,23 @@ class Whole:
             chunks = chunks_of(each, site, block)
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
+            largest = [max(sizes, default=0) for sizes in chunks]
+            loading = max(loading, each.bytes_beside(largest))
         result = template.call(operation.function, arrays)
         if not (isinstance(result, Array) or _is_of_numbers(result)):
             what = "a function that returns one array"
             got = f"one that returns {type(result).__name__}"
             raise TypeError(f"expected op to be {what}, got {got}")
-        return cls(operation, template, site, room, result, tuple(reads), block)
+        usual = sum(largest_nbytes(each.chunks, each.dtype.itemsize) for each in reads)
+        tasks: Tasks = {}
+        held = Held()
+        if site.in_process and not isinstance(result, Array):
+            held = Held(at_work=site.threads * HELD[True] * usual)
+        elif site.in_process:
+            rule = Rule(site.threads, usual, operation.beside, loading)
+            with disable_gc(), small_steps(int(block)):  # our own operations expand to tasks
+                tasks, held = _streamed(result, rule, [each.name for each in reads], room)
+        return cls(operation, template, site, room, result, tuple(reads), block, tasks, held)
 
     @property
     def is_lazy(self) -> bool:
@@ -109,10 +125,9 @@ class Whole:
         return isinstance(self.result, Array) and all(map(isfinite, self.result.shape))
 
     @property
-    def could_be_smaller(self) -> bool:
-        """Whether operands have blocks that can be cut, and few tasks come of them."""
-        few = len(self._tasks) < MOST_TASKS and self.held.graph <= self.room
-        return few and can_be_cut(self._read_operands, self.block)
+    def is_small(self) -> bool:
+        """Whether there may be more tasks."""
+        return len(self.tasks) < MOST_TASKS and self.held.graph <= self.room
 
     @property
     def fits(self) -> bool:
@@ -162,7 +177,7 @@ class Whole:
     def store(self, out: Any, *, progress: bool) -> None:
         """Compute the graph and write its blocks."""
         with Batches(self.operation.name, self._blocks, progress) as bar:
-            self.site.store(self.result, _Counted(out, bar), self._tasks)
+            self.site.store(self.result, _Counted(out, bar), self.tasks)
 
     def compute(self, *, progress: bool) -> Any:
         """Return a result whose shape is unknown before."""
@@ -181,51 +196,15 @@ class Whole:
         room = SHARE * min(self.room, self.plan.peak_bytes)
         return Whole.of(self.operation, self.template, self.site, room)
 
-    def has_blocks_of(self, other: Whole) -> bool:
-        """Whether all operands have the same blocks as in another graph of the call."""
-        return [each.chunks for each in self.reads] == [each.chunks for each in other.reads]
+    @property
+    def chunks(self) -> list[Chunks]:
+        """Of the operands that have blocks of a planned size."""
+        return [each.chunks for each in self.reads]
 
     @property
     def _blocks(self) -> int:
         """The blocks of the result."""
         return max(1, self.result.npartitions) if self.is_lazy else 1
-
-    @property
-    def _tasks(self) -> Tasks:
-        """The tasks for this process."""
-        return self._streamed[0]
-
-    @property
-    def held(self) -> Held:
-        """The bytes of blocks that threads of this process hold."""
-        return self._streamed[1]
-
-    @cached_property
-    def _streamed(self) -> tuple[Tasks, Held]:
-        """The tasks for this process, and what its threads hold.
-
-        Blocks of operands are loaded once if there is room to keep them, or else by each reader.
-        """
-        usual = max(map(_block_bytes, self.reads), default=0)
-        if not self.site.in_process:
-            return {}, Held(0, 0)
-        if not isinstance(self.result, Array):
-            return {}, Held(0, self.site.threads * HELD * usual)
-        pairs = zip(self.reads, self._read_operands, strict=True)
-        loading = max((each.bytes_beside(_largest(array)) for array, each in pairs), default=0)
-        rule = Rule(self.site.threads, self.operation.beside, usual, loading)
-        with disable_gc(), small_steps(int(self.block)):  # our own operations expand to tasks
-            tasks = tasks_of(self.result)
-            kept = rule.held(tasks, self.result)
-            if kept.nbytes <= self.room:
-                return tasks, kept
-            names = {array.name for array in self.reads}
-            tasks = read_again(tasks, names, list(flatten(self.result.__dask_keys__())))
-            return tasks, rule.held(tasks, self.result)
-
-    @property
-    def _read_operands(self) -> list[Operand]:
-        return [each for each in self.template.operands if not isinstance(each.source, Array)]
 
 
 @dataclass
@@ -250,9 +229,14 @@ def _is_of_numbers(result: Any) -> bool:
     return np.asarray(result).dtype.kind != "O"
 
 
-def _largest(array: Array) -> tuple[int, ...]:
-    return tuple(max(sizes, default=0) for sizes in array.chunks)
+def _streamed(result: Array, rule: Rule, reads: list[str], room: float) -> tuple[Tasks, Held]:
+    """Return the tasks of an array, and what threads of this process hold.
 
-
-def _block_bytes(array: Array) -> int:
-    return largest_nbytes(array.chunks, array.dtype.itemsize)
+    Blocks of operands are loaded once if there is room to keep them, or else by each reader.
+    """
+    tasks = tasks_of(result)
+    kept = rule.held(tasks, result)
+    if kept.nbytes <= room:
+        return tasks, kept
+    again = rule.held(tasks, result, reads)
+    return read_again(tasks, reads, list(flatten(result.__dask_keys__()))), again
