@@ -15,12 +15,11 @@ from dask_dgpu.arguments import expected
 from dask_dgpu.batches.blocks import Chunks, array_of, largest_nbytes, regions
 from dask_dgpu.batches.held import Rule
 from dask_dgpu.batches.notation import Lengths, Notation
-from dask_dgpu.batches.operands import Operand, Template
-from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.pieces import pieces
 from dask_dgpu.batches.plan import Part
+from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.rules import Arguments, Shape
-from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.streamed import tasks_of
 
 COPIES = 2
@@ -31,27 +30,25 @@ An operand that stays for several batches has one part: its next one is loaded b
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(Request):
     """A call of an operation that has index notation."""
 
-    operation: Operation
-    template: Template
-    site: Site
     notation: Notation
     shape: Shape
     dtype: np.dtype[Any]
     temporaries: int
 
     @classmethod
-    def of(cls, operation: Operation, template: Template, site: Site) -> Call | None:
+    def planned(cls, request: Request) -> Call | None:
         """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
+        operation, operands = request.operation, request.operands
         if operation.rule is None:
             return None
-        values, operands = operation.bind(template), template.operands
+        values = request.values
         if operation.check is not None:
             operation.check(operands)
-        operation.check_casts(template)
-        result = template.call(operation.function, [_placeholder(each) for each in operands])
+        request.check_casts()
+        result = request.of([_placeholder(each) for each in operands])
         if not isinstance(result, Array):
             expected("op", "a function that returns one array", result, TypeError)
         if not all(map(isfinite, result.shape)):
@@ -64,14 +61,8 @@ class Call:
         temporaries = layers if operation.temporaries is None else operation.temporaries
         if operation.doubled and result.dtype.char in "fF":
             temporaries += 2  # a copy in double precision
-        return cls(
-            operation, template, site, notation, result.shape, result.dtype, max(0, temporaries)
-        )
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        """The array arguments."""
-        return self.template.operands
+        own = (notation, result.shape, result.dtype, max(0, temporaries))
+        return cls(operation, request.template, request.site, *own)
 
     @cached_property
     def itemsize(self) -> int:
@@ -82,11 +73,6 @@ class Call:
         """Return the call with another array as its only operand."""
         operand = replace(self.operands[0], source=source)
         return replace(self, template=replace(self.template, operands=(operand,)))
-
-    @property
-    def title(self) -> str:
-        """The operation, shapes and dtypes."""
-        return f"{self.operation.name} of {', '.join(map(str, self.operands))}"
 
     def chunks(self, shapes: Sequence[Shape]) -> tuple[Chunks, ...]:
         """Return the chunks of parts of operands."""
@@ -115,7 +101,7 @@ class Call:
             _without_data(each.dtype, chunks)
             for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
         ]
-        result: Array = self.template.call(self.operation.function, arrays)
+        result: Array = self.of(arrays)
         if self.adds_on_devices and self._is_summed(lengths):
             result = _without_data(result.dtype, result.chunks) + result
         return result

@@ -166,7 +166,7 @@ class _Work:
 
 def _result(call: Call, arrays: Sequence[Any], tile: Tile) -> Any:
     """Return the result of a batch as a Dask array, without the halos of its operands."""
-    result = call.template.call(call.operation.function, arrays)
+    result = call.of(arrays)
     trims = call.notation.trims(call.shape, tile)
     return result if all(trim == slice(None) for trim in trims) else result[trims]
 

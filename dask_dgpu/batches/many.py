@@ -15,6 +15,7 @@ from dask_dgpu.batches.operands import is_operand
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.overlaps import check_no_overlap
 from dask_dgpu.batches.progress import Batches
+from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.run import operand_or_none, template_of
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import Site, opened
@@ -166,8 +167,7 @@ class _Many:
         """Return the result of a call, or its error."""
         try:
             template = template_of(self.operation, self.calls[at], self.options, operand_or_none)
-            return compute(
-                self.operation, template, site, room, self.outs[at], shared, progress=False
-            )
+            request = Request(self.operation, template, site)
+            return compute(request, room, self.outs[at], shared, progress=False)
         except Exception as error:
             return error

@@ -22,7 +22,7 @@ from dask_dgpu.array.matmul import matmul
 from dask_dgpu.array.stencil import stencil
 from dask_dgpu.batches import functions, rules
 from dask_dgpu.batches.held import TEMPORARIES
-from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.rules import Rule
 
 Function = Callable[..., Any]
@@ -72,30 +72,6 @@ class Operation:
         """The ufunc of NumPy that it computes, ``None`` for other operations."""
         found = inspect.unwrap(self.function)
         return found if isinstance(found, np.ufunc) else None
-
-    def casting(self, template: Template, out: Any) -> str:
-        """Return which casts to ``out`` are allowed; raise NumPy's error for a ufunc's own."""
-        self.check_casts(template, out=np.empty(0, out.dtype))
-        is_own = self.ufunc is not None and "casting" in template.options
-        return str(template.options["casting"]) if is_own else "same_kind"
-
-    def check_casts(self, template: Template, **out: Any) -> None:
-        """Raise NumPy's error if a ufunc's ``casting`` forbids the casts of its operands."""
-        if self.ufunc is not None and "casting" in template.options:
-            checked = partial(functions.of_nothing, self.ufunc, **out)
-            template.call(checked, [np.empty(0, each.source.dtype) for each in template.operands])
-
-    def bind(self, template: Template) -> dict[str, Any]:
-        """Return the arguments by name, those of ufuncs by number."""
-        args, options = template.args, template.options
-        if self.ufunc is not None:
-            return {str(at): value for at, value in enumerate(args)} | dict(options)
-        try:
-            bound = inspect.signature(self.function).bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"expected the arguments of {self.name}: {error}") from None
-        bound.apply_defaults()
-        return dict(bound.arguments)
 
     def is_array(self, args: Sequence[Any], at: int) -> bool:
         """Whether a tuple of numbers, as a positional argument, is the shape of an array.

@@ -14,6 +14,7 @@ from dask_dgpu.batches.execute import execute
 from dask_dgpu.batches.operands import Operand, Template
 from dask_dgpu.batches.operations import resolve
 from dask_dgpu.batches.plan import Plan
+from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.rules import Slot
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.temporary import temporary
@@ -60,7 +61,7 @@ def _stages(call: Call) -> tuple[Stage, ...]:
     """
     if call.operation.rule is not rules.transform:
         return ()
-    values, shape = call.operation.bind(call.template), call.operands[0].shape
+    values, shape = call.values, call.operands[0].shape
     axes = rules.transformed_axes(values, len(shape))
     given = values.get("s")
     given = [None] * len(axes) if given is None else list(given)
@@ -78,14 +79,15 @@ def _kind(call: Call) -> str:
 
 def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
     """Return the transform of an operand along some of the axes of a call."""
-    values, kind = call.operation.bind(call.template), _kind(call)
+    values, kind = call.values, _kind(call)
     (*_, real) = rules.transformed_axes(values, len(operand.shape))
     if real not in [axis for axis, _ in stages]:
         kind = COMPLEX.get(kind, kind)
     ordered = stages if kind in TO_REAL else stages[::-1]  # the axis of real numbers is the last
     options: dict[str, Any] = {name: values[name] for name in ("type", "norm") if name in values}
     options |= {"axes": tuple(axis for axis, _ in ordered), "s": tuple(n for _, n in ordered)}
-    found = Call.of(resolve(f"{kind}n"), Template((Slot(0),), options, (operand,)), call.site)
+    template = Template((Slot(0),), options, (operand,))
+    found = Call.planned(Request(resolve(f"{kind}n"), template, call.site))
     assert found is not None  # transforms have a rule
     return found
 

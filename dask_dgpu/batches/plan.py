@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isinf
 from typing import Any
 
 from dask.utils import format_bytes
@@ -94,6 +95,12 @@ class Plan(Shown):
     lengths: Lengths = field(default_factory=dict, repr=False)
     pass_plans: tuple[Plan, ...] = field(default=(), repr=False)
     temporary_bytes: int = 0
+
+    @classmethod
+    def of(cls, title: str, devices: int, room: float, parts: Sequence[Part]) -> Plan:
+        """Return the plan of a call that does not fit."""
+        limit = None if isinf(room) else int(room)
+        return cls(title, False, 0, 1, {}, devices, limit, tuple(parts), 0, 0, None)
 
     @property
     def passes(self) -> int:

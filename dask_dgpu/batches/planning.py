@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isinf
+from math import ceil
 
 from dask.array.core import Array
 from dask.core import flatten
@@ -43,62 +43,59 @@ def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
     most = max(plans, key=lambda plan: plan.peak_bytes)
     if len(plans) == 1:
         return most
-    feasible = all(plan.feasible for plan in plans)
-    seconds = [plan.seconds for plan in plans]
-    known = feasible and None not in seconds
-    return replace(
+    found = replace(
         most,
         title=title,
-        feasible=feasible,
-        batches=sum(plan.batches for plan in plans) if feasible else 0,
-        host_bytes=sum(plan.host_bytes for plan in plans) if feasible else 0,
-        rank_bytes=sum(plan.rank_bytes for plan in plans) if feasible else 0,
-        seconds=sum(each for each in seconds if each is not None) if known else None,
         lengths={},
         pass_plans=plans,
         temporary_bytes=temporary_bytes(calls),
+    )
+    if not all(plan.feasible for plan in plans):
+        return replace(found, feasible=False, batches=0, host_bytes=0, rank_bytes=0, seconds=None)
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
+    return replace(
+        found,
+        batches=sum(plan.batches for plan in plans),
+        host_bytes=sum(plan.host_bytes for plan in plans),
+        rank_bytes=sum(plan.rank_bytes for plan in plans),
+        seconds=sum(seconds) if len(seconds) == len(plans) else None,
     )
 
 
 def plan_call(call: Call, room: float) -> Plan:
     """Plan a call within ``room`` bytes of each device."""
-    rate, overhead = transfer_rate(call.site), batch_seconds(call.site)
+    site, notation = call.site, call.notation
+    rate, overhead = transfer_rate(site), batch_seconds(site)
 
     def seconds(lengths: Lengths) -> float:
-        return call.traffic(lengths) / rate + call.notation.batches(lengths) * overhead
+        return call.traffic(lengths) / rate + notation.batches(lengths) * overhead
 
-    lengths = choose(call.notation, call.peak, seconds, room)
+    lengths = choose(notation, call.peak, seconds, room)
+    fits = lengths is not None
     if lengths is None:
-        return _plan(call, call.smallest, room, feasible=False)
-    if call.site.overlaps and call.notation.batches(lengths) == 1:
-        lengths = overlapping(call.notation, call.peak, call.traffic, room)
-    return _plan(call, lengths, room, feasible=True)
-
-
-def _plan(call: Call, lengths: Lengths, room: float, *, feasible: bool) -> Plan:
-    site, notation = call.site, call.notation
-    batches = notation.batches(lengths) if feasible else 0
+        lengths = call.smallest
+    elif site.overlaps and notation.batches(lengths) == 1:
+        lengths = overlapping(notation, call.peak, call.traffic, room)
     cuts = call.names(lengths)
-    predicted = predict(site, call.graph(lengths)) if feasible else Prediction(None, 0)
-    host_bytes = call.traffic(lengths) if feasible else 0
     output = [label for label in notation.labels if notation.sizes[label] > 1]
     whole = notation.sizes[output[0]] if output else 1
-    return Plan(
-        title=call.title,
-        feasible=feasible,
-        batches=batches,
+    found = replace(
+        Plan.of(call.title, site.ranks, room, call.parts(lengths)),
         rows=next(iter(cuts.values()), whole),
         cuts=cuts,
-        devices=site.ranks,
-        room=None if isinf(room) else int(room),
-        parts=call.parts(lengths),
-        host_bytes=host_bytes,
-        rank_bytes=predicted.moved_bytes * batches,
-        seconds=seconds_of(
-            site, predicted.seconds, host_bytes, call.between_batches(lengths), batches
-        ),
-        advice="" if feasible else advice(site, SMALLEST, call.peak(lengths), room),
         lengths=lengths,
+    )
+    if not fits:
+        return replace(found, advice=advice(site, SMALLEST, found.peak_bytes, room))
+    batches, predicted = notation.batches(lengths), predict(site, call.graph(lengths))
+    traffic, between = call.traffic(lengths), call.between_batches(lengths)
+    return replace(
+        found,
+        feasible=True,
+        batches=batches,
+        host_bytes=traffic,
+        rank_bytes=predicted.moved_bytes * batches,
+        seconds=seconds_of(site, predicted.seconds, traffic, between, batches),
     )
 
 

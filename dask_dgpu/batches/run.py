@@ -24,6 +24,7 @@ from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.passes import in_passes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import plan_passes
+from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.shared import Shared
 from dask_dgpu.batches.sites import opened
 from dask_dgpu.batches.whole import Whole
@@ -130,7 +131,8 @@ def run(
     operation = resolve(op).declaring(temporaries)
     template = template_of(operation, arrays, options, operand_or_none)
     with opened(client) as site:
-        return compute(operation, template, site, site.room, out, Shared(), progress=bool(progress))
+        request = Request(operation, template, site)
+        return compute(request, site.room, out, Shared(), progress=bool(progress))
 
 
 def plan(
@@ -203,10 +205,10 @@ def plan(
 
     template = template_of(operation, arrays, options, make)
     with opened(client) as site:
-        room = site.room
-        call = Call.of(operation, template, site)
+        request, room = Request(operation, template, site), site.room
+        call = Call.planned(request)
         if call is None:
-            return Whole.of(operation, template, site, room, send=False).plan
+            return Whole.planned(request, room, send=False).plan
         return plan_passes(call.title, in_passes(call, room), room)
 
 

@@ -10,14 +10,13 @@ from dask.array.core import Array
 
 from dask_dgpu.batches.blocks import Region
 from dask_dgpu.batches.operands import Operand, Template, operand
-from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.rules import Slot
 
 
-def selected(operation: Operation, template: Template, out: Any) -> Any:
+def selected(template: Template, out: Any) -> Any:
     """Return ``out``, or one that writes only the elements that a ufunc's ``where`` selects."""
     where = template.options.get("where", True)
-    if operation.ufunc is None or where is True:
+    if where is True:
         return out
     if isinstance(where, Slot):
         return Selected(out, template.operands[where.at])

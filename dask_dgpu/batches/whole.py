@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite, isinf, prod
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,10 @@ from dask_dgpu.batches.block_size import (
 from dask_dgpu.batches.blocks import Chunks, largest_nbytes
 from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.held import Held, Rule, Tasks
-from dask_dgpu.batches.operands import Template
-from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
 from dask_dgpu.batches.progress import Batches
-from dask_dgpu.batches.sites import Site
+from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.streamed import read_again, tasks_of
 
 VARIES = 1.1
@@ -39,62 +37,43 @@ VARIES = 1.1
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A call as one graph; ``result`` is no Dask array if the function computed at once.
+class Whole(Request):
+    """A request as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
-    bytes of a device, ``block`` those of the blocks, and ``held`` those that threads of this
-    process hold while they compute the ``tasks``.
+    bytes of a device, and ``held`` those that threads of this process hold while they compute the
+    ``tasks``.
     """
 
-    operation: Operation
-    template: Template
-    site: Site
     room: float
     result: Any
     reads: tuple[Array, ...]
-    block: float
     tasks: Tasks
     held: Held
 
     @classmethod
-    def of(
-        cls,
-        operation: Operation,
-        template: Template,
-        site: Site,
-        room: float,
-        *,
-        send: bool = True,
-    ) -> Whole:
-        """Build the graph of a call, of blocks so small that it fits, if there are any.
+    def planned(cls, request: Request, room: float, *, send: bool = True) -> Whole:
+        """Build the graph of a request, of blocks so small that it fits, if there are any.
 
         On a cluster operands are sent, unless the graph is only for a plan. A call may need a bit
         more than a plan for which there was room.
         """
-        sources = [each for each in template.operands if not isinstance(each.source, Array)]
-        block = first_block(sources, site, room)
-        best = found = cls._in_blocks(operation, template, site, room, block, send)
+        sources = [each for each in request.operands if not isinstance(each.source, Array)]
+        block = first_block(sources, request.site, room)
+        best = found = cls._in_blocks(request, room, block, send)
         while not found.fits and found.is_small and can_be_cut(sources, block):
             block /= SMALLER
-            found = cls._in_blocks(operation, template, site, room, block, send)
+            found = cls._in_blocks(request, room, block, send)
             best = min(best, found, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
             best = replace(best, room=best.held.nbytes)
         return best
 
     @classmethod
-    def _in_blocks(
-        cls,
-        operation: Operation,
-        template: Template,
-        site: Site,
-        room: float,
-        block: float,
-        send: bool,
-    ) -> Whole:
+    def _in_blocks(cls, request: Request, room: float, block: float, send: bool) -> Whole:
+        operation, site = request.operation, request.site
         arrays, reads, loading = [], [], 0
-        for each in template.operands:
+        for each in request.operands:
             if isinstance(each.source, Array):
                 arrays.append(each.source)
                 continue
@@ -103,7 +82,7 @@ class Whole:
             reads.append(arrays[-1])
             largest = [max(sizes, default=0) for sizes in chunks]
             loading = max(loading, each.bytes_beside(largest))
-        result = template.call(operation.function, arrays)
+        result = request.of(arrays)
         if not (isinstance(result, Array) or _is_of_numbers(result)):
             what = "a function that returns one array"
             got = f"one that returns {type(result).__name__}"
@@ -117,7 +96,8 @@ class Whole:
             rule = Rule(site.threads, usual, operation.beside, loading)
             with disable_gc(), small_steps(int(block)):  # our own operations expand to tasks
                 tasks, held = _streamed(result, rule, [each.name for each in reads], room)
-        return cls(operation, template, site, room, result, tuple(reads), block, tasks, held)
+        own = (room, result, tuple(reads), tasks, held)
+        return cls(operation, request.template, site, *own)
 
     @property
     def is_lazy(self) -> bool:
@@ -137,8 +117,8 @@ class Whole:
     @cached_property
     def plan(self) -> Plan:
         """The plan; its bytes are estimates for elementwise work and reductions."""
-        site, operands = self.site, self.template.operands
-        read = sum(each.nbytes for each in operands)
+        site = self.site
+        read = sum(each.nbytes for each in self.operands)
         written = prod(self.result.shape) * self.result.dtype.itemsize if self.is_lazy else 0
         nbytes = read + written
         parts = [Part("operands and result", (), 1, nbytes // site.ranks)]
@@ -149,42 +129,44 @@ class Whole:
             ]
             if self.held.graph:
                 parts.append(Part("Dask's tasks", (), 1, self.held.graph))
-        known = self.is_lazy and self.fits
-        predicted = predict(site, self.result) if known else Prediction(None, 0)
-        peak = sum(part.nbytes for part in parts)
-        change = ""
+        found = Plan.of(self.title, site.ranks, self.room, parts)
         if not self.fits:
-            least = int(VARIES * peak)
-            change = advice(site, "Dask holds blocks that several tasks need: it", least, self.room)
-        elif peak > self.room:
-            change = "Dask spills blocks to disk; use more workers to avoid this"
-        return Plan(
-            title=f"{self.operation.name} of {', '.join(map(str, operands))}",
-            feasible=self.fits,
-            batches=self._blocks if self.fits else 0,
+            least = int(VARIES * found.peak_bytes)
+            needs = "Dask holds blocks that several tasks need: it"
+            return replace(found, whole=True, advice=advice(site, needs, least, self.room))
+        predicted = predict(site, self.result) if self.is_lazy else Prediction(None, 0)
+        spills = "Dask spills blocks to disk; use more workers to avoid this"
+        return replace(
+            found,
+            feasible=True,
+            batches=self._blocks,
             rows=max(self.result.chunks[0]) if self.is_lazy and self.result.ndim else 1,
-            cuts={},
-            devices=site.ranks,
-            room=None if isinf(self.room) else int(self.room),
-            parts=tuple(parts),
-            host_bytes=nbytes if self.fits else 0,
+            host_bytes=nbytes,
             rank_bytes=predicted.moved_bytes,
-            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1) if self.fits else None,
-            advice=change,
+            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1),
+            advice=spills if found.peak_bytes > self.room else "",
             whole=True,
         )
 
-    def store(self, out: Any, *, progress: bool) -> None:
-        """Compute the graph and write its blocks."""
-        with Batches(self.operation.name, self._blocks, progress) as bar:
-            self.site.store(self.result, _Counted(out, bar), self.tasks)
-
-    def compute(self, *, progress: bool) -> Any:
-        """Return a result whose shape is unknown before."""
-        if not isinstance(self.result, Array):
-            return np.asarray(self.result)
-        with Batches(self.operation.name, 1, progress):
-            return self.site.compute(self.result)
+    def compute(self, target: Any, *, progress: bool) -> Any:
+        """Return the array with the result; if its shape is unknown before, in an unchecked one."""
+        try:
+            with Batches(self.operation.name, self._blocks, progress) as bar:
+                if self.is_lazy:
+                    out = _Counted(self.writer(target), bar)
+                    self.site.store(self.result, out, self.tasks)
+                    return target
+                values: Any = (
+                    np.asarray(self.result)
+                    if not isinstance(self.result, Array)
+                    else (self.site.compute(self.result))
+                )
+        except BaseException:
+            self.drop()
+            raise
+        target = self.target(target, values.shape, values.dtype)
+        target[...] = values
+        return target
 
     def drop(self) -> None:
         """Free the operands that were sent, also if frames of an error hold them."""
@@ -194,7 +176,7 @@ class Whole:
     def halved(self) -> Whole:
         """Return the call in blocks for half of the planned bytes, if that is possible."""
         room = SHARE * min(self.room, self.plan.peak_bytes)
-        return Whole.of(self.operation, self.template, self.site, room)
+        return Whole.planned(self, room)
 
     @property
     def chunks(self) -> list[Chunks]:
