@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, wait
+from functools import partial
 from itertools import pairwise
 from math import prod
 from threading import Lock
@@ -22,15 +23,11 @@ LEAST = 1 << 20
 """Bytes of the smallest copy that is shared by threads."""
 
 
-def copies(executor: Executor, target: Any, source: Any) -> list[Future[None]]:
-    """Begin to copy an array to one of the same shape."""
-    return [executor.submit(np.copyto, *pair) for pair in _parts(target, source)]
-
-
 def copy(executor: Executor, target: Any, source: Any) -> None:
     """Copy an array to one of the same shape."""
-    for done in wait(copies(executor, target, source)).done:
-        done.result()
+    parts = list(_parts(target, source))
+    works = (partial(np.copyto, *pair) for pair in parts)
+    in_threads(executor, works, len(parts) - 1, lambda: None)
 
 
 def in_threads(

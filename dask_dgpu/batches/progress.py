@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock, Timer
-from time import monotonic
-from types import TracebackType
+from threading import Timer
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,49 +19,28 @@ class Batches:
     """
 
     def __init__(self, title: str, total: int, shown: bool = True) -> None:
-        self.title = title
-        self.total = total
-        self.shown = shown
-        self.done = 0
-        self._begun = monotonic()
-        self._bars: Progress | None = None
-        self._lock = Lock()
-        self._timer = Timer(MOMENT, self._draw)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=unfailing_console(stderr=True))
+        self._task = self._bars.add_task(title, total=total)
+        self._timer = Timer(MOMENT, self._bars.start)
         self._timer.daemon = True
+        self._shown = shown
 
     def __enter__(self) -> Batches:
         """Return itself."""
-        if self.shown:
+        if self._shown:
             self._timer.start()
         return self
 
     def advance(self) -> None:
         """Count a step."""
-        with self._lock:
-            self.done += 1
-            if self._bars is not None:
-                self._bars.update(self._bars.task_ids[0], completed=self.done)
+        self._bars.advance(self._task)
 
-    def _draw(self) -> None:
-        """Begin to draw, unless the last step is done."""
-        with self._lock:
-            if self.done >= self.total or self._timer.finished.is_set():
-                return
-            text = TextColumn("{task.description}", markup=False)
-            columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=unfailing_console(stderr=True))
-            task = self._bars.add_task(self.title, total=self.total, completed=self.done)
-            self._bars.tasks[task].start_time = self._begun
-            self._bars.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop drawing."""
-        with self._lock:
+        if self._shown:
             self._timer.cancel()
-            if self._bars is not None:
-                self._bars.stop()
+            self._timer.join()  # it may be about to draw
+        if self._bars.live.is_started:
+            self._bars.stop()

@@ -64,10 +64,6 @@ def window() -> Iterator[Window]:
     window.close()
 
 
-def never() -> bool:
-    return False
-
-
 @given(array_shapes(max_dims=3, max_side=20), st.sampled_from(["u1", "f8", "c16"]), st.booleans())
 def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: bool) -> None:
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
@@ -78,17 +74,16 @@ def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: boo
         arriving = executor.submit(mapped.take, kind, False, count())
         for at, index in enumerate(kind.pieces(window.ring)):
             part = x[index]
-            window.ring.fill(at, lambda slot, of=part: np.copyto(as_piece(slot, of), of), never)
+            window.ring.fill(at, lambda slot, of=part: np.copyto(as_piece(slot, of), of))
         block = arriving.result()
         np.testing.assert_array_equal(block, x)
         window.ring.restart()
         giving, back = executor.submit(mapped.give, block.T), np.empty_like(x.T, order="C")
         for at, index in enumerate(Kind(back.shape, back.dtype).pieces(window.ring)):
             part = back[index]
-            window.ring.empty(at, lambda slot, to=part: np.copyto(to, as_piece(slot, to)), never)
+            window.ring.empty(at, lambda slot, to=part: np.copyto(to, as_piece(slot, to)))
         giving.result()
         np.testing.assert_array_equal(back, x.T)
-    mapped.close()
     window.close()
 
 
@@ -109,14 +104,14 @@ def test_threads_of_both_ends_share_pieces(
             time.sleep(naps[number][0])
             slot[0] = number
 
-        window.ring.fill(number, work, never)
+        window.ring.fill(number, work)
 
     def empty(number: int) -> None:
         def work(slot: Any) -> None:
             time.sleep(naps[number][1])
             found[number] = int(slot[0])
 
-        window.ring.empty(number, work, never)
+        window.ring.empty(number, work)
 
     with ThreadPoolExecutor(2) as ends, ThreadPoolExecutor(filling + emptying + 1) as helpers:
         going = [
@@ -140,12 +135,14 @@ def test_neither_end_waits_for_one_that_has_stopped(
             arriving.result(5)
         window.ring.restart()
         giving = executor.submit(mapped.give, np.zeros(100))  # more than the slots hold
-        mapped.over.set()
+        window.ring.stop()
         with pytest.raises(StoppedError, match="has stopped"):
             giving.result(5)
+        window.ring.restart()
+        window.ring.fill(0, lambda slot: None)
         monkeypatch.setattr(ring, "PATIENCE", 0.1)
         with pytest.raises(StoppedError, match="has stopped"):
-            window.ring.fill(0, lambda slot: None, never)
+            window.ring.fill(0, lambda slot: None)
 
 
 def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
@@ -200,7 +197,8 @@ def test_a_worker_lets_go_of_a_window_that_its_client_no_longer_has(
         gone.close()
         while gone.place in windows.mapped:
             await asyncio.sleep(0.05)
-        assert mapped.over.is_set()
+        with pytest.raises(StoppedError, match="has stopped"):
+            mapped.give(np.zeros(100))
         assert list(windows.mapped) == [window.place]
         windows.close()
         with pytest.raises(StoppedError, match="has let go"):

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from mmap import PAGESIZE
-from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -46,7 +45,7 @@ PATIENCE = 10.0
 
 Key = Any
 T = TypeVar("T")
-Work = Callable[[Ring, Callable[[], bool]], None]
+Work = Callable[[Ring], None]
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
@@ -187,17 +186,16 @@ class Windows:
     async def _moved(
         self, way: _Way, work: Work, function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        ring, over = way.window.ring, Event()
+        ring = way.window.ring
         ring.restart()
         call = asyncio.ensure_future(self._call(way, function, *arguments))
         loop = asyncio.get_running_loop()
-        here = loop.run_in_executor(self.pumps, work, ring, over.is_set)
+        here = loop.run_in_executor(self.pumps, work, ring)
         try:
             await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             if not (call.done() and here.done()):
                 ring.stop()
-                over.set()
             found = await asyncio.gather(call, here, return_exceptions=True)
         errors = [each for each in found if isinstance(each, BaseException)]
         for error in errors:
@@ -219,14 +217,12 @@ class Windows:
         work: Callable[[Any, Any], None],
         blocks: Iterable[Any],
         ring: Ring,
-        is_over: Callable[[], bool],
     ) -> None:
         """Call ``work`` with each piece of blocks and its slot, once it is the slot's ``turn``."""
         kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
         parts = (block[index] for block, kind in kinds for index in kind.pieces(ring))
         works = (
-            partial(turn, ring, number, partial(work, part), is_over)
-            for number, part in enumerate(parts)
+            partial(turn, ring, number, partial(work, part)) for number, part in enumerate(parts)
         )
         in_threads(self._copying, works, HELPERS, ring.stop)
 

@@ -79,7 +79,7 @@ class Ring:
         self._states[:] = self._stopped[:] = 0
 
     def stop(self) -> None:
-        """Let the other process give up, and all threads of this one."""
+        """Let all threads of both processes give up, until the ring starts again."""
         self._stopped[:] = 1
 
     def close(self) -> None:
@@ -87,22 +87,20 @@ class Ring:
         self._states, self._stopped = self._states.copy(), self._stopped.copy()
         self.slots = self.slots[:, :0].copy()
 
-    def fill(self, number: int, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+    def fill(self, number: int, work: Callable[[Any], None]) -> None:
         """Call ``work`` with the slot of a piece once it is empty."""
-        self._pass(number, 0, work, is_over)
+        self._pass(number, 0, work)
 
-    def empty(self, number: int, work: Callable[[Any], None], is_over: Callable[[], bool]) -> None:
+    def empty(self, number: int, work: Callable[[Any], None]) -> None:
         """Call ``work`` with the slot of a piece once it is full."""
-        self._pass(number, 1, work, is_over)
+        self._pass(number, 1, work)
 
-    def _pass(
-        self, number: int, full: int, work: Callable[[Any], None], is_over: Callable[[], bool]
-    ) -> None:
+    def _pass(self, number: int, full: int, work: Callable[[Any], None]) -> None:
         turn, slot = divmod(number, SLOTS)
         ready, late = 2 * turn + full, time.monotonic() + PATIENCE
         nap, longest = NAP
         while self._states[slot] != ready:
-            if self._stopped[0] or is_over() or time.monotonic() > late:
+            if self._stopped[0] or time.monotonic() > late:
                 raise StoppedError("the other end of a window has stopped")
             time.sleep(nap)
             nap = min(2 * nap, longest)

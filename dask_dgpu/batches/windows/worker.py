@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -49,16 +49,14 @@ class Mapped:
 
     def __init__(self, place: Place, *, on_gpu: bool) -> None:
         self.ring, self.file = ring.opened(place)
-        self.pinned = 0
-        self.users = 0
-        self.over = Event()
         if on_gpu:
             from cupy.cuda import Stream, runtime
 
             slots, self.stream = self.ring.slots, Stream(non_blocking=True)
             with suppress(runtime.CUDARuntimeError):  # copies are only slower
                 runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
-                self.pinned = slots.ctypes.data
+                unpin = weakref.finalize(self, runtime.hostUnregister, slots.ctypes.data)
+                unpin.atexit = False  # the process and its pinned memory end together
 
     def take(self, kind: Kind, on_gpu: bool, numbers: Iterator[int]) -> Array:
         """Return a block that the client sends, in pieces of the next numbers."""
@@ -71,13 +69,13 @@ class Mapped:
         else:
             block = np.empty(kind.shape, kind.dtype)
         for index in kind.pieces(self.ring):
-            self.ring.empty(next(numbers), partial(self._put, block[index]), self.over.is_set)
+            self.ring.empty(next(numbers), partial(self._put, block[index]))
         return block
 
     def give(self, block: Array) -> None:
         """Send a block, after what CuPy's current stream does with it."""
         for number, index in enumerate(Kind(block.shape, block.dtype).pieces(self.ring)):
-            self.ring.fill(number, partial(_get, block[index]), self.over.is_set)
+            self.ring.fill(number, partial(_get, block[index]))
 
     def _put(self, part: Array, slot: Array) -> None:
         source = as_piece(slot, part)
@@ -88,15 +86,6 @@ class Mapped:
 
             way = runtime.memcpyHostToDevice
             _copy(part.data.ptr, source.ctypes.data, part.nbytes, way, self.stream)
-
-    def close(self) -> None:
-        """Unpin the window and let go of it."""
-        self.over.set()
-        if self.pinned:
-            from cupy.cuda import runtime
-
-            runtime.hostUnregister(self.pinned)
-            self.pinned = 0
 
 
 def _get(part: Array, slot: Array) -> None:
@@ -135,21 +124,12 @@ class Windows:
         mapped, loop = self.mapped.get(place), asyncio.get_running_loop()
         if mapped is None:  # the worker has started again
             raise StoppedError("a worker has let go of a window")
-        mapped.users += 1
-        try:
-            return await loop.run_in_executor(None, partial(function, mapped, *arguments))
-        finally:
-            mapped.users -= 1
-            if mapped.over.is_set():
-                mapped.close()
+        return await loop.run_in_executor(None, partial(function, mapped, *arguments))
 
     def let_go(self, place: Place) -> None:
-        """Let go of a window, if it is open, once nothing goes through it."""
-        mapped = self.mapped.pop(place, None)
-        if mapped is not None:
-            mapped.over.set()
-            if not mapped.users:
-                mapped.close()
+        """Let go of a window, if it is open; what goes through it ends, and then it is unpinned."""
+        if (mapped := self.mapped.pop(place, None)) is not None:
+            mapped.ring.stop()
 
     def close(self) -> None:
         """Let go of all windows; Dask calls this when the worker closes."""
