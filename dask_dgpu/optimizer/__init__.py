@@ -23,6 +23,7 @@ from dask_dgpu.planner.present import (
 )
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
+from dask_dgpu.runtime.partials import FUNCTIONS as MERGES
 from graph_opt.dask_graph.emit import TaskFunctions, embedded, finish, guarded
 from graph_opt.dask_graph.parse import arrays_of
 from graph_opt.dask_graph.reader import LayerReader, Runtime
@@ -30,7 +31,7 @@ from graph_opt.dask_graph.sent import SentGraph
 from graph_opt.model.piece import Piece
 
 # CuPy is slow at scans
-RUNTIME = Runtime(TaskFunctions(tasks.stage, tasks.gang, tasks.out), Fused, SCANS)
+RUNTIME = Runtime(TaskFunctions(tasks.stage, tasks.gang, tasks.out), Fused, SCANS, MERGES)
 
 
 class GraphOptimizer(Planner):

@@ -21,12 +21,9 @@ from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.operations.operation import Blocks, Facts, Given, conforming, container_of, unboxed
-from dask_dgpu.runtime.calls import arguments_of
-from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.prepared import (
     Declared,
     Functions,
-    Making,
     Operating,
     Prepared,
     Step,
@@ -35,6 +32,7 @@ from dask_dgpu.runtime.prepared import (
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
 from graph_opt.model.layout import CUPY, NUMPY, Index
+from graph_opt.model.recipe import Block, Call
 
 Array = Any
 
@@ -352,39 +350,38 @@ class Rank:
         received: dict[Block, Array] = {}
         if work.shipping:
             received = ship(work.shipping, self.comm, self.device, values, self.names)
-        makings, together, count = work.makings, work.together, len(work.makings)
+        calls, together, count = [*work.calls.items()], work.together, len(work.calls)
         most = 1 if together is None else self.device.batch
-        batches = [makings[at : at + most] for at in range(0, count, most)]
+        batches = [calls[at : at + most] for at in range(0, count, most)]
         done: set[Index] = set()
 
-        def read(making: Making) -> list[Array]:
+        def read(call: Call) -> list[Array]:
             given = [
                 received[number, index] if (number, index) in received else values[number][index]
-                for number, index in making.reads
+                for number, index in call.reads
             ]
             for recorded in self.recorded if work.once else ():  # users may keep blocks
                 given = [recorded.outside(block) for block in given]
             return [self._outside(block, on_host) for block in given] if on_host else given
 
-        def make(batch: tuple[Making, ...]) -> list[Array]:
-            given = [read(making) for making in batch]
+        def make(batch: Sequence[tuple[Index, Call]]) -> list[Array]:
+            read_by = [(call, read(call)) for _, call in batch]
             try:
                 with observer.calling():
+                    given = [call.given(blocks) for call, blocks in read_by]
                     if together is None or len(batch) == 1:
-                        made = [batch[0].function(*given[0])]
+                        made = [batch[0][1].function(*given[0])]
                     else:
-                        pairs = zip(batch, given, strict=True)
-                        made = together([arguments_of(each.function, own) for each, own in pairs])
+                        made = together(given)
             except CommError as error:  # from a gang within the function: this gang lost no rank
                 raise GangError(f"{type(error).__name__}: {error}") from error
-            done.update(making.place for making in batch)
+            done.update(index for index, _ in batch)
             observer.progress(name, len(done), count)
             return made
 
         lists = self.device.each(make, batches)
         self.device.join()  # before received blocks are freed
-        places = (making.place for making in work.makings)
-        return dict(zip(places, chain.from_iterable(lists), strict=True))
+        return dict(zip(work.calls, chain.from_iterable(lists), strict=True))
 
     def _on_device(self, block: Array) -> bool:
         return self.on_cuda and type(block).__module__.startswith("cupy")

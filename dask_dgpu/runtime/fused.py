@@ -17,7 +17,6 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.operations.operation import unboxed
-from dask_dgpu.runtime.calls import Chain
 from graph_opt.dask_graph.calls import EXTREMES, Chunked
 from graph_opt.dask_graph.fusing import Fusion
 from graph_opt.dask_graph.internals import getitem
@@ -67,7 +66,7 @@ class Fused(Bare):
         """Return the block, or what Dask's aggregate of several blocks reads."""
         read = self._read(given)
         if not _suit(read.blocks, self._dtypes):
-            return self.chain(*read.blocks, *(read.place or (None,)))
+            return self.fusion.chain(*read.blocks, *(read.place or (None,)))
         with _ignored() if self._ignores else _NOTHING:
             results = evaluate(self.fusion.expression, read.blocks)
         return self._finished(results, read)
@@ -110,12 +109,6 @@ class Fused(Bare):
         nodes = self.fusion.expression.nodes
         functions = {node.function for node in nodes if isinstance(node, Reduce)}
         return not functions.isdisjoint(("nanmin", "nanmax"))
-
-    @cached_property
-    def chain(self) -> Chain:
-        """Dask's own tasks, called with the blocks and the place of the block."""
-        fusion = self.fusion
-        return Chain.of(fusion.tasks, fusion.result, range(len(fusion.dtypes) + 1))
 
 
 _NOTHING = nullcontext()

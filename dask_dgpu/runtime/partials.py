@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from dask.core import flatten
@@ -61,6 +61,7 @@ class Aggregate:
     own: Callable[..., Any]
     merge: Callable[[Sequence[State]], State]
     finish: Callable[[Sequence[State], float], Array] | None = None
+    is_stateless: ClassVar[bool] = True
 
     def __call__(self, pairs: Any, **options: Any) -> Any:
         """Return what Dask's function returns."""

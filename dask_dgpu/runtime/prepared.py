@@ -16,31 +16,24 @@ import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Blocks, Shipment, Value
-from dask_dgpu.runtime.calls import Together, has_copies, together
 from dask_dgpu.runtime.declared import known_blocks
-from dask_dgpu.runtime.placement import Block
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import Known, Shipping
+from dask_dgpu.runtime.ship import Form, Shipping
 from graph_opt.model.cost import Hosts
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
+from graph_opt.model.recipe import Block, Call
 
-Array = Any
+Together = Callable[[Sequence[Sequence[Any]]], list[Any]]
+"""A function of the arguments of many calls."""
+
 Here = tuple[int, str]
 """A rank, and the type of arrays on its device."""
 
 
-class Making(NamedTuple):
-    """A block that a rank computes: the function, and the blocks that it is called with."""
-
-    place: Index
-    function: Callable[..., Array]
-    reads: tuple[Block, ...]
-
-
 @dataclass(frozen=True)
 class Functions:
-    """Calls of block functions, after the transfers of what they read.
+    """Calls of functions for blocks, after the transfers of what they read.
 
     ``needs`` is the number of blocks of all ranks. The device has other blocks if functions expect
     them ``on_host``. With ``once`` they may be a user's. ``together`` computes many blocks at once.
@@ -48,7 +41,7 @@ class Functions:
 
     needs: int
     shipping: tuple[Shipping, ...]
-    makings: tuple[Making, ...]
+    calls: Mapping[Index, Call]
     on_host: bool
     once: bool = False
     together: Together | None = None
@@ -60,15 +53,21 @@ class Functions:
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
-        functions = [call.function for call in calls.values()]
         return cls(
             len(node.needs),
-            shippings(making.shipments, rank, partial(known_blocks, program, plans), container),
-            tuple(Making(index, *call) for index, call in calls.items()),
+            shippings(making.shipments, rank, partial(known_blocks, program), container),
+            calls,
             node.value.container == NUMPY != container,
-            node.once or any(map(has_copies, functions)),
-            together(functions),
+            node.once or any(call.copied for call in calls.values()),
+            _together(calls.values()),
         )
+
+
+def _together(calls: Collection[Call]) -> Together | None:
+    """Return the method of a function that all calls share which computes many blocks at once."""
+    functions: list[Any] = [call.function for call in calls]
+    alike = all(function is functions[0] for function in functions)
+    return getattr(functions[0], "together", None) if functions and alike else None
 
 
 class Declared(NamedTuple):
@@ -142,7 +141,7 @@ class Step(NamedTuple):
         """The values whose blocks this rank reads or sends."""
         if isinstance(self.work, Operating):
             return {each.number for each in self.work.inputs}
-        read = {number for making in self.work.makings for number, _ in making.reads}
+        read = {number for call in self.work.calls.values() for number, _ in call.reads}
         return read | {each.value for shipping in self.work.shipping for each in shipping.out}
 
     @property
@@ -219,7 +218,7 @@ class Stretch:
 def shippings(
     shipments: Sequence[Shipment],
     rank: int,
-    known: Callable[[Sequence[Shipment]], Mapping[Block, Known]] = lambda _: {},
+    known: Callable[[Sequence[Shipment]], Mapping[Block, Form]] = lambda _: {},
     container: str = NUMPY,
 ) -> tuple[Shipping, ...]:
     """Return a rank's part of shipments: of declared blocks in a container, and of all others.

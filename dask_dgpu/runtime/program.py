@@ -9,25 +9,22 @@ no data, so it is made once for all graphs of one structure. What differs betwee
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.operations.operation import Node, Value
-from dask_dgpu.runtime.calls import bound
-from dask_dgpu.runtime.placement import Block
-from graph_opt.dask_graph.internals import GraphNode
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.recipes import Common, Recipe
 from graph_opt.model.cost import Hosts, Machine
 from graph_opt.model.layout import Bare, Index
 from graph_opt.model.names import numbered, restored
 from graph_opt.model.piece import Wanted, label_of
+from graph_opt.model.recipe import Call, Kinds, Recipe
 
 Array = Any
 Key = tuple[Any, ...]
@@ -51,17 +48,10 @@ class Limits:
     ports: tuple[int, int] | None = None
 
 
-class Call(NamedTuple):
-    """A function, and the blocks that it is called with."""
-
-    function: Callable[..., Array]
-    reads: tuple[Block, ...]
-
-
 class Blockworks:
-    """The recipes of Dask's layers whose tasks compute blocks, by the numbers of their values.
+    """The recipes of blocks that functions compute, by the numbers of their values.
 
-    Their functions may be a user's. The scheduler forwards programs without the packages of these,
+    The functions may be a user's. The scheduler forwards programs without the packages of these,
     so only ranks unpickle them; all at once, so that shared objects travel once. A rank keeps what
     it has unpickled, so its calls copy what may change.
     """
@@ -76,31 +66,17 @@ class Blockworks:
         recipes: Mapping[int, Recipe] = cloudpickle.loads(self._pickled)
         return recipes
 
+    def __getitem__(self, number: int) -> Recipe:
+        return self._recipes[number]
+
     def calls(self, number: int, blocks: Collection[Index]) -> dict[Index, Call]:
         """Return what computes each of these blocks of a value."""
-        if not blocks:
-            return {}
-        recipe, copies = self._recipes[number], self._copies
-        if not isinstance(recipe, Common):
-            return {index: _call(recipe[index], copies=copies) for index in blocks}
-        bind = partial(bound, places=recipe.places, copies=copies)
-        if recipe.facts:
-            functions = {index: bind(recipe.with_facts(index)) for index in blocks}
-        else:
-            functions = dict.fromkeys(blocks, bind(recipe.task))
-        return {index: Call(each, (*recipe.read(index),)) for index, each in functions.items()}
+        return self[number].calls(blocks, copies=self._copies) if blocks else {}
 
     def __reduce__(self) -> Any:
         if not self._pickled:
             self._pickled = cloudpickle.dumps(self._recipes)
         return type(self), (None, self._pickled)
-
-
-def _call(task: GraphNode, *, copies: bool) -> Call:
-    """Return a task of one block."""
-    needs = tuple(task.dependencies)
-    function = bound(task, {key: at for at, key in enumerate(needs)}, copies=copies)
-    return Call(function, tuple((key[0], key[1:]) for key in needs))
 
 
 @dataclass(frozen=True)
@@ -135,10 +111,6 @@ class Program(Bare):
         """What identifies the text."""
         return blake2b(self.text[0], digest_size=16).digest()
 
-    def with_tokens(self, tokens: bytes) -> Program:
-        """Return the program with other tokens in its text."""
-        return opened(self.text[0], tokens)
-
     @cached_property
     def bare(self) -> Program:
         """What plans depend on: the program without functions and limits of time."""
@@ -154,6 +126,11 @@ class Program(Bare):
     def values(self) -> tuple[Value, ...]:
         """All values in order."""
         return (*self.inputs, *(node.value for node in self.nodes))
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """The dtypes of all values, and their numbers of axes."""
+        return {at: (value.dtype, len(value.cuts)) for at, value in enumerate(self.values)}
 
     @cached_property
     def places(self) -> tuple[Sequence[Index], ...]:
@@ -182,10 +159,8 @@ class Program(Bare):
 
     @property
     def spent(self) -> list[set[int]]:
-        """For each node the values that no later node reads, except the program's inputs."""
-        given = range(len(self.inputs))
-        pairs = zip(self.nodes, self.ends, strict=True)
-        return [({*node.reads} & {*ending}).difference(given) for node, ending in pairs]
+        """For each node the values that end with it, except the program's inputs."""
+        return [{each for each in ending if each >= len(self.inputs)} for ending in self.ends]
 
 
 @dataclass(frozen=True)

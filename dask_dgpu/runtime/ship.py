@@ -14,7 +14,7 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Blocks, Shipment, conforming, container_of
-from dask_dgpu.runtime.placement import Block
-from graph_opt.model.layout import CUPY, NUMPY
+from graph_opt.model.layout import CONTAINERS, NUMPY
 from graph_opt.model.names import label
+from graph_opt.model.recipe import Block
 
 Array = Any
 
@@ -42,100 +42,87 @@ ALIGNED = 16
 
 
 class Form(NamedTuple):
-    """A block that is one array: that of the graph, or one of NumPy with fields, if it has such."""
+    """What a known block is: arrays with their keys, dtypes and shapes, which are one message.
 
-    dtype: Any  # its name, or that with fields
-    shape: tuple[int, ...]
+    It is one array, a dictionary of the parts of a reduction, or the partial sums of a compensated
+    sum, of which the last array is the count.
+    """
+
+    kind: Literal["array", "parts", "sum"]
+    arrays: tuple[tuple[str, Any, tuple[int, ...]], ...]
     container: str = NUMPY
+
+    @classmethod
+    def of_array(cls, dtype: Any, shape: tuple[int, ...], container: str = NUMPY) -> Form:
+        """Return the form of an array, with the name of its dtype, or one of NumPy with fields."""
+        return cls("array", (("", dtype, shape),), container)
 
     def packed(self, block: Any, name: str, device: Device) -> Array:
         """Return a block of an array, by its name, as a message; raise if it is not as declared."""
-        return self._message(contiguous(conforming(block, name, *self)))
+        taken = zip(self.arrays, self._taken(block, name), strict=True)
+        arrays = [
+            array if key == "count" else conforming(array, name, dtype, shape, self.container)
+            for (key, dtype, shape), array in taken
+        ]
+        if self.kind == "array":
+            return _message(contiguous(arrays[0]))
+        message = device.empty(self.nbytes, "uint8")
+        for view, array in zip(self._views(message), arrays, strict=True):
+            view[...] = array
+        return message
 
     def awaited(self, device: Device) -> tuple[Any, Array]:
         """Return a block that has still to be received, and the message to receive."""
-        block = device.empty(self.shape, self.dtype)
-        return block, self._message(block)
-
-    def _message(self, block: Array) -> Array:
-        return block if isinstance(self.dtype, str) else block.reshape(-1).view(np.uint8)
-
-    def shaped(self, shape: tuple[int, ...]) -> Form:
-        """Return the form of several blocks, combined."""
-        return self._replace(shape=shape)
-
-
-class Parts(NamedTuple):
-    """The part of a reduction of one block: arrays with their keys, dtypes and shapes.
-
-    It is a dictionary of these, or the partial sums of a compensated sum if it is ``summed``.
-    """
-
-    arrays: tuple[tuple[str, str, tuple[int, ...]], ...]
-    container: str
-    summed: bool = False
-
-    def packed(self, block: Any, name: str, device: Device) -> Any:
-        """Return a block as one array of bytes; raise if it is not as declared."""
-        message = device.empty(self.nbytes, "uint8")
-        found, views = self._taken(block, name), self._views(message)
-        for key, dtype, shape in self.arrays:
-            array = found[key]
-            if shape:
-                array = conforming(array, name, dtype, shape, self.container)
-            views[key][...] = array
-        return message
-
-    def awaited(self, device: Device) -> tuple[Any, Any]:
-        """Return a block that has still to be received, and the bytes to receive."""
+        if self.kind == "array":
+            ((_, dtype, shape),) = self.arrays
+            block = device.empty(shape, dtype)
+            return block, _message(block)
         message = device.empty(self.nbytes, "uint8")
         arrays = self._views(message)
-        if not self.summed:
-            return arrays, message
-        *sums, count = arrays.values()
+        if self.kind == "parts":
+            return {
+                key: array for (key, _, _), array in zip(self.arrays, arrays, strict=True)
+            }, message
+        *sums, count = arrays
         return Partial(Pair(*sums), count, self.container, 1), message
-
-    def shaped(self, shape: tuple[int, ...]) -> Parts:
-        """Return the form of several parts, combined."""
-        return self._replace(arrays=tuple((key, dtype, shape) for key, dtype, _ in self.arrays))
 
     @property
     def nbytes(self) -> int:
         """The bytes of a message with all arrays."""
-        return sum(map(_padded, self.arrays))
+        return sum(_aligned(dtype, shape) for _, dtype, shape in self.arrays)
 
-    def _taken(self, block: Any, name: str) -> Mapping[str, Any]:
+    def _taken(self, block: Any, name: str) -> Sequence[Any]:
         """Return the arrays of a block, or raise."""
-        keys, found = [key for key, _, _ in self.arrays], block
-        if self.summed and isinstance(block, Partial) and isinstance(block.sums, Pair):
-            arrays = *block.sums.arrays(), block.count
-            found = dict(zip(keys, arrays, strict=True)) if len(keys) == len(arrays) else None
-        if type(found) is not dict or found.keys() != {*keys}:
+        keys, found = [key for key, _, _ in self.arrays], list[Any]()
+        if self.kind == "array":
+            found = [block]
+        elif self.kind == "parts" and type(block) is dict and block.keys() == {*keys}:
+            found = [block[key] for key in keys]
+        elif self.kind == "sum" and isinstance(block, Partial) and isinstance(block.sums, Pair):
+            found = [*block.sums.arrays(), block.count]
+        if len(found) != len(keys):
             wanted, kind = f"a block of {label(name)} with {keys}", type(block).__name__
             raise UndeclaredTypeError(f"expected {wanted}, got a {kind}")
         return found
 
-    def _views(self, message: Any) -> dict[str, Any]:
-        """Return the arrays in the memory of a message, by their keys."""
-        found, start = {}, 0
-        for key, dtype, shape in self.arrays:
-            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-            found[key] = message[start : start + nbytes].view(dtype).reshape(shape)
-            start += _padded((key, dtype, shape))
+    def _views(self, message: Array) -> list[Array]:
+        """Return the arrays in the memory of a message."""
+        found, start = [], 0
+        for _, dtype, shape in self.arrays:
+            stop = start + math.prod(shape) * np.dtype(dtype).itemsize
+            found.append(message[start:stop].view(dtype).reshape(shape))
+            start += _aligned(dtype, shape)
         return found
 
 
-Known = Form | Parts
+def _message(block: Array) -> Array:
+    """Return an array as a message: transports know no fields."""
+    return block if block.dtype.names is None else block.reshape(-1).view(np.uint8)
 
 
-def _padded(array: tuple[str, str, tuple[int, ...]]) -> int:
-    """Return the bytes of an array in a message, where the next one is aligned."""
-    _, dtype, shape = array
+def _aligned(dtype: Any, shape: tuple[int, ...]) -> int:
+    """Return the bytes of an array in a message after which the next one is aligned."""
     return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
-
-
-Header = tuple[tuple[int, ...], bytes]
-"""The bytes of each array that follows, and the pickled block without them, unless it does."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,7 @@ class Shipping:
 
     out: tuple[Shipment, ...]
     expected: tuple[Shipment, ...]
-    known: Mapping[Block, Known] = field(default_factory=dict)
+    known: Mapping[Block, Form] = field(default_factory=dict)
 
 
 def ship(
@@ -222,20 +209,21 @@ def _ship_any(
 
     device.synchronize()
     packed = [(each.target, *_packed(values[each.value][each.index])) for each in shipping.out]
-    sources = [each.source for each in shipping.expected]
     headers = exchanged(
-        ((rank, header) for rank, header, _ in packed), ((rank, HEADER) for rank in sources)
+        ((target, header) for target, header, _ in packed),
+        ((each.source, HEADER) for each in shipping.expected),
     )
-    opened: list[Header] = [pickle.loads(device.to_host(each).tobytes()) for each in headers]
-    arrays = iter(
-        exchanged(
-            ((rank, array) for rank, _, arrays in packed for array in arrays),
-            ((s, size) for s, (sizes, _) in zip(sources, opened, strict=True) for size in sizes),
-        )
+    opened = [
+        (each, *pickle.loads(device.to_host(header).tobytes()))
+        for each, header in zip(shipping.expected, headers, strict=True)
+    ]
+    arrays = exchanged(
+        ((target, array) for target, _, arrays in packed for array in arrays),
+        ((each.source, size) for each, sizes, _ in opened for size in sizes),
     )
+    rest = iter(arrays)
     return {
-        (each.value, each.index): _unpacked(header, arrays, device)
-        for each, header in zip(shipping.expected, opened, strict=True)
+        (each.value, each.index): _Unpacker(text, rest, device).load() for each, _, text in opened
     }
 
 
@@ -249,56 +237,40 @@ def _exchange(
 
 
 def _packed(block: Any) -> tuple[Array, list[Array]]:
-    """Return the header of a block, and what follows it, both as bytes."""
-    text, arrays = _Packer.split(block)
-    header = pickle.dumps((tuple(array.size for array in arrays), text))
+    """Return the header of a block, and the arrays that follow it, both as bytes.
+
+    The header has their sizes, and the pickled block without them, unless this is too long.
+    """
+    packer = _Packer(block)
+    text, arrays = packer.file.getvalue(), packer.arrays
+    header = pickle.dumps(([array.size for array in arrays], text))
     if len(header) > HEADER:
         arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = pickle.dumps(((arrays[0].size,), b""))
+        header = pickle.dumps(([arrays[0].size], b""))
     return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), arrays
 
 
-def _unpacked(header: Header, arrays: Iterator[Array], device: Device) -> Any:
-    """Return a block from its header, and from the next of all received arrays."""
-    sizes, text = header
-    if not sizes:
-        return pickle.loads(text)
-    if not text:
-        return pickle.loads(device.to_host(next(arrays)).tobytes())
-    return _Unpacker(io.BytesIO(text), arrays, device).load()
-
-
 class _Packer(pickle.Pickler):
-    """Writes a block without its large arrays, and notes these in order."""
+    """Writes a block without its large arrays, and keeps these in order, as bytes."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.arrays: list[Array] = []
-
-    @classmethod
-    def split(cls, block: Any) -> tuple[bytes, list[Array]]:
-        """Return a pickled block, and its large arrays as bytes."""
-        text = io.BytesIO()
-        packer = cls(text)
-        packer.dump(block)
-        return text.getvalue(), [array.ravel().view(np.uint8) for array in packer.arrays]
+    def __init__(self, block: Any) -> None:
+        self.file, self.arrays = io.BytesIO(), list[Array]()
+        super().__init__(self.file)
+        self.dump(block)
 
     def persistent_id(self, obj: Any) -> tuple[bool, Any, Any] | None:
-        if type(obj).__name__ != "ndarray" or container_of(obj) not in (NUMPY, CUPY):
+        if container_of(obj) not in CONTAINERS or obj.dtype.hasobject or obj.nbytes <= SMALL:
             return None
-        if obj.dtype.hasobject or obj.nbytes <= SMALL:
-            return None
-        self.arrays.append(obj)
+        self.arrays.append(obj.ravel().view(np.uint8))
         return isinstance(obj, np.ndarray), obj.shape, obj.dtype
 
 
 class _Unpacker(pickle.Unpickler):
-    """Reads a block whose arrays have come separately, in the same order."""
+    """Reads a block whose arrays have come separately, in the same order, or as a whole."""
 
-    def __init__(self, file: io.BytesIO, arrays: Iterator[Array], device: Device) -> None:
-        super().__init__(file)
-        self.arrays = arrays
-        self.device = device
+    def __init__(self, text: bytes, arrays: Iterator[Array], device: Device) -> None:
+        super().__init__(io.BytesIO(text or device.to_host(next(arrays)).tobytes()))
+        self.arrays, self.device = arrays, device
 
     def persistent_load(self, pid: Any) -> Array:
         on_host, shape, dtype = pid

@@ -28,7 +28,7 @@ from dask_dgpu.runtime.again import with_less
 from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
-from dask_dgpu.runtime.program import Launch, Program
+from dask_dgpu.runtime.program import Launch, Program, opened
 from dask_dgpu.runtime.recording import Recording
 from graph_opt.model.layout import CUPY, dealt
 from graph_opt.model.names import GANG, STAGE, label
@@ -175,7 +175,7 @@ def run_here(launch: Launch, staged: Sequence[list[Array]]) -> dict[Key, Array]:
         If it runs out of memory again.
     """
     if launch.tokens:
-        launch = replace(launch, program=launch.program.with_tokens(launch.tokens), tokens=None)
+        launch = replace(launch, program=opened(launch.program.text[0], launch.tokens), tokens=None)
     program, size = launch.program, launch.program.local_ranks
     owners = [dealt(len(places), size) for places in program.places]
     try:

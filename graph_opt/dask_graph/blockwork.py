@@ -27,6 +27,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
+from graph_opt.dask_graph.gathering import Together, gathered
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task, TaskRef, apply
 from graph_opt.dask_graph.layers import renamed
 from graph_opt.dask_graph.parse import (
@@ -39,7 +40,6 @@ from graph_opt.dask_graph.parse import (
     tasks_of,
     unwrapped,
 )
-from graph_opt.dask_graph.recipes import Together, gathered
 from graph_opt.dask_graph.work import array, passes_of
 from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode, dtype_named

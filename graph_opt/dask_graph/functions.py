@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from dask.utils import typename
 
+from graph_opt.dask_graph.gathering import Chain, Together
 from graph_opt.dask_graph.internals import (
     Alias,
     Compose,
@@ -24,11 +25,12 @@ from graph_opt.dask_graph.internals import (
     methodcaller,
 )
 from graph_opt.dask_graph.parse import is_known, unwrapped
-from graph_opt.dask_graph.recipes import Together
 from graph_opt.dask_graph.sent import named
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
+Functions = Mapping[Any, Function]
+"""What is called instead of functions."""
 Parts = Mapping[type, Callable[[Any], Iterable[Any]]]
 
 MOST = 4096
@@ -63,6 +65,7 @@ STATELESS: Parts = {
     curry: lambda value: _called(value),
     Compose: lambda value: (value.first, *value.funcs),
     Together: lambda value: value.tasks,
+    Chain: lambda value: value.tasks,
 }
 """The parts of functions, and of their arguments, that are the same at each call if these are."""
 
@@ -132,3 +135,14 @@ def is_of_module(function: Any) -> bool:
     if not is_known(function):
         return False
     return unwrapped(named(function)) is function  # Dask binds a curry to the name of one
+
+
+def exchanged(function: Any, functions: Functions) -> Function | None:
+    """Return what to call instead of a function, with the same bound arguments, if there is any."""
+    if isinstance(function, partial):
+        other = exchanged(function.func, functions)
+        return None if other is None else partial(other, *function.args, **function.keywords)
+    try:
+        return functions.get(function)
+    except TypeError:  # it has no hash
+        return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -24,6 +24,7 @@ from dask.core import reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.calls import Chunked, Nodes, Operand
+from graph_opt.dask_graph.gathering import Chain
 from graph_opt.dask_graph.internals import (
     BlockwiseDepDict,
     GraphNode,
@@ -47,7 +48,6 @@ from graph_opt.dask_graph.readings import (
     read_cut,
     read_view,
 )
-from graph_opt.dask_graph.recipes import without_names
 from graph_opt.model.expression import Expression, Input
 from graph_opt.model.layout import CUPY, ArrayNode, Index
 from graph_opt.passes import by_name, depth_first
@@ -59,18 +59,16 @@ Grid = tuple[int, ...]
 class Fusion:
     """The work of several layers on one block each.
 
-    ``dtypes`` are those of the inputs, as declared. ``tasks`` are Dask's own, for blocks that are
-    of another dtype or type, and ``result`` is the key of the last; in these the inputs have their
-    numbers as keys, and nothing has a name. If the last work is
-    the first step of a reduction over several blocks, this is ``chunked``, and ``reduced`` the
-    number of the node that it reduces. A call for ``argmin`` and the like has the place of the
-    block after the inputs, with the next number. If ``cut``, a call has last how each input is cut.
+    ``dtypes`` are those of the inputs, as declared. ``chain`` are Dask's own tasks, for blocks that
+    are of another dtype or type, called with the inputs and the place of the block. If the last
+    work is the first step of a reduction over several blocks, this is ``chunked``, and ``reduced``
+    the number of the node that it reduces. A call for ``argmin`` and the like has the place of the
+    block after the inputs. If ``cut``, a call has last how each input is cut.
     """
 
     expression: Expression
     dtypes: tuple[str, ...]
-    tasks: Mapping[Any, GraphNode]
-    result: Any
+    chain: Chain
     chunked: Chunked | None = None
     reduced: int = 0
     cut: bool = False
@@ -232,8 +230,8 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
     declared = tuple(node_of(arrays, name).dtype for name, _ in cluster.inputs)
     expression = Expression(tuple(nodes.nodes), results)
     cut = bool(cluster.cuts)
-    own, names = without_names(tasks, range(len(declared) + 1))
-    return Fusion(expression, declared, own, names[cluster.last], chunked, reduced, cut)
+    chain = Chain.of(tasks, cluster.last, range(len(declared) + 1)).unnamed()
+    return Fusion(expression, declared, chain, chunked, reduced, cut)
 
 
 def fuse_expressions(
@@ -470,17 +468,3 @@ class _Finder:
             and self.readers[name] <= replaced
             for name in names
         )
-
-
-Functions = Mapping[Any, Callable[..., Any]]
-
-
-def exchanged(function: Any, functions: Functions) -> Callable[..., Any] | None:
-    """Return what to call instead of a function, with the same bound arguments, if there is any."""
-    if isinstance(function, partial):
-        other = exchanged(function.func, functions)
-        return None if other is None else partial(other, *function.args, **function.keywords)
-    try:
-        return functions.get(function)
-    except TypeError:  # it has no hash
-        return None

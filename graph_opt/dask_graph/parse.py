@@ -13,6 +13,7 @@ from dask.blockwise import Blockwise
 from dask.core import flatten, reverse_dict
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from graph_opt.dask_graph.gathering import Together
 from graph_opt.dask_graph.internals import (
     JOINED,
     Alias,
@@ -37,7 +38,6 @@ from graph_opt.dask_graph.internals import (
     load_store_chunk,
     optimize_blockwise,
 )
-from graph_opt.dask_graph.recipes import Together
 from graph_opt.model.layout import BFLOAT16, CONTAINERS, ArrayNode, Chunks
 from graph_opt.passes import by_name, depth_first, name_of
 

@@ -18,7 +18,8 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from graph_opt.dask_graph.blockwork import blockwork, node_of
 from graph_opt.dask_graph.emit import TaskFunctions, emit
-from graph_opt.dask_graph.fusing import Calls, Functions, Fusion, exchanged, fuse_expressions
+from graph_opt.dask_graph.functions import Functions, exchanged
+from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
 from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
 from graph_opt.dask_graph.layers import PieceLayer, check, in_passes, insert
 from graph_opt.dask_graph.needs import needs_of
@@ -42,7 +43,7 @@ from graph_opt.dask_graph.parse import (
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.products import with_plain
 from graph_opt.dask_graph.readings import read_blockwise
-from graph_opt.dask_graph.recipes import Recipe, recipe_of
+from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.dask_graph.rules import find
 from graph_opt.dask_graph.words import steps_of
 from graph_opt.dask_graph.work import array, memory_beside, task_seconds
@@ -50,6 +51,7 @@ from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode
 from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.model.reader import OPTED_OUT, Key, Matches, Need, PlainLayer, Step
+from graph_opt.model.recipe import Recipe
 from graph_opt.passes import depth_first, name_of
 from graph_opt.pieces.matmul import ProductPiece
 
@@ -60,11 +62,15 @@ UNDECLARED = "a part of one of Dask's operations"
 
 @dataclass(frozen=True)
 class Runtime:
-    """What the tasks of gangs and of kernels call, and functions of Dask's to exchange on GPUs."""
+    """What the tasks of gangs and of kernels call, and functions of Dask's to exchange on GPUs.
+
+    Gangs call ``merges`` in place of functions that merge parts of reductions.
+    """
 
     tasks: TaskFunctions
     kernels: Calls
     exchanged: Functions
+    merges: Functions
 
 
 @dataclass(frozen=True)
@@ -166,9 +172,8 @@ class LayerReader:
     def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> dict[int, Recipe]:
         known: dict[str, BlockwiseDep] = {}  # equal facts about blocks travel once
         return {
-            numbers[name]: recipe_of(name, work.layer, work.computed, numbers, known)
+            numbers[work.output.name]: recipe_of(work, numbers, known, self.runtime.merges)
             for work in works
-            for name in [work.output.name]
         }
 
     @property

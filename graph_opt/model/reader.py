@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.piece import Blockwork, Piece, Region
+from graph_opt.model.recipe import Recipe
 
 Key = Any
 """Of a block: the name of its array, then its index. Other values may have any keys."""
@@ -175,7 +176,9 @@ class Reader(Layers, Protocol):
         ``kernels``, these do the work of several layers.
         """
 
-    def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> Mapping[int, Any]:
+    def recipes(
+        self, works: Iterable[Blockwork], numbers: Mapping[str, int]
+    ) -> Mapping[int, Recipe]:
         """Return how ranks compute blocks, by the numbers of results; what they read is by number.
 
         See :class:`dask_dgpu.runtime.program.Blockworks`.

@@ -105,7 +105,7 @@ def _partitioned(
 ) -> tuple[PieceGraph, list[Region]]:
     wanted = frozenset(keys_of(*arrays) if keys is None else keys)
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
-    reader = LayerReader(merged, wanted, Runtime(FUNCTIONS, lambda fusion: fusion, {}))
+    reader = LayerReader(merged, wanted, Runtime(FUNCTIONS, lambda fusion: fusion, {}, {}))
     graph = reader.with_pieces(products(*arrays), left=() if local else reader.dependencies)
     return graph, partition(graph)
 

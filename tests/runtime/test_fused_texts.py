@@ -15,6 +15,7 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.fused import Fused
 from graph_opt.dask_graph.fusing import Fusion
+from graph_opt.dask_graph.gathering import Chain
 from graph_opt.dask_graph.internals import Task, TaskRef
 from graph_opt.dask_graph.sent import opened, pickled
 from graph_opt.model.expression import Expression
@@ -66,9 +67,9 @@ def test_tasks_of_a_call_share_one_text_and_one_function(texts: list[bytes]) -> 
 def test_graphs_are_compared_by_what_a_function_holds() -> None:
     """A text would hide arrays, which are pickled as references."""
     held = np.arange(3.0)
-    tasks = {"a": Task("a", np.add, TaskRef(0), held)}
-    function = Fused(Fusion(Expression((), ()), ("float64",), tasks, "a"))
+    chain = Chain((Task("a", np.add, TaskRef(0), held),), ("a",), (0,))
+    function = Fused(Fusion(Expression((), ()), ("float64",), chain))
     known = {"held": held}
     again = opened(pickled(function, known), known)
     assert type(again) is Fused
-    assert again.fusion.tasks["a"].args[1] is held
+    assert again.fusion.chain.tasks[0].args[1] is held

@@ -226,8 +226,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LaneDevice]]:
 
     def call_functions(self: Rank, name: str, work: Any) -> Any:
         with self.device.computing():
-            for making in work.makings:
-                for number, index in making.reads:
+            for each in work.calls.values():
+                for number, index in each.reads:
                     block = self.values[number].get(index)
                     if isinstance(block, np.ndarray):
                         rank.device.reads(block)

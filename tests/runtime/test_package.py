@@ -20,12 +20,12 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
-from dask_dgpu.runtime.calls import Copied
 from dask_dgpu.runtime.execute import Observer, execute
 from dask_dgpu.runtime.plans import Owners, plans
-from dask_dgpu.runtime.program import Launch, Package, Program
+from dask_dgpu.runtime.program import Launch, Package, Program, opened
 from dask_dgpu.runtime.worker import member
 from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
+from graph_opt.dask_graph import binding
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
 from tests.graph_opt.dask_graph.test_texts import held
@@ -74,7 +74,7 @@ class Ranks:
     def package(self, z: da.Array) -> tuple[Launch, Staged, Package, bytes]:
         """Return the launch of an array, the blocks of its inputs, and its package with tokens."""
         launch, staged = staged_of(self.kept.optimized(z), z.given)
-        program = launch.program.with_tokens(launch.tokens)
+        program = opened(launch.program.text[0], launch.tokens)
         planned = plans(program, self.owners(program), RANKS)
         package = Package.of(program, planned.payload)
         return launch, staged, package, program.text[1]
@@ -300,8 +300,8 @@ DASKS: dict[str, Callable[[da.Array], da.Array]] = {
 
 @pytest.mark.parametrize("name", DASKS)
 def test_nothing_of_dask_is_copied_for_each_call(name: str, monkeypatch: pytest.MonkeyPatch):
-    copying = Counting(Copied.of)
-    monkeypatch.setattr(Copied, "of", copying)
+    copying = Counting(binding._copied)
+    monkeypatch.setattr(binding, "_copied", copying)
     x = held(RNG.random((9, 9)), 4)
     ranks = Ranks()
     ranks.kept.compute(DASKS[name](x), x)

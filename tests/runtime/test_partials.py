@@ -14,8 +14,8 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime import partials
-from dask_dgpu.runtime.calls import bound
 from graph_opt.dask_graph import internals
+from graph_opt.dask_graph.functions import exchanged
 
 SHAPES = [(1,), (1, 5), (5, 1), (3, 1, 4), (1, 7, 1)]
 
@@ -120,11 +120,10 @@ def test_blocks_of_numpy_are_left_to_dask(monkeypatch: pytest.MonkeyPatch) -> No
 def test_bound_functions_are_replaced() -> None:
     axis, dtype = (0,), np.dtype("f8")
     function = partial(partial(internals.mean_agg, axis=axis), dtype=dtype)
-    call = bound(internals.Task("y", function, internals.TaskRef("x")), {"x": 0})
+    call: Any = exchanged(function, partials.FUNCTIONS)
     assert call.func is partials.mean_agg
     assert call.keywords == {"axis": axis, "dtype": dtype}
-    other = partial(np.sum, axis=0)
-    assert bound(internals.Task("y", other, internals.TaskRef("x")), {"x": 0}) is other
+    assert exchanged(partial(np.sum, axis=0), partials.FUNCTIONS) is None
 
 
 @pytest.mark.gpu

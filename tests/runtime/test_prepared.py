@@ -61,7 +61,7 @@ def test_each_rank_has_its_own_blocks() -> None:
     for at, (number, node) in enumerate(launch.program.numbered.items()):
         works = [each.steps[at].work for each in ranks]
         if isinstance(works[0], Functions):
-            made = [making.place for work in works for making in work.makings]
+            made = [index for work in works for index in work.calls]
             assert set(made) == {i for i, by in fixed.makings[number].ranks.items() if by}
         else:
             assert all(isinstance(work, Operating) for work in works)

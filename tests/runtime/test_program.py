@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Node, Value
-from dask_dgpu.runtime.calls import Chain, bound
 from dask_dgpu.runtime.plans import costs_of, plans
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
+from graph_opt.dask_graph.binding import bound
+from graph_opt.dask_graph.gathering import Chain
 from graph_opt.dask_graph.recipes import Common, recipe_of
 from graph_opt.model.cost import HOST
-from graph_opt.model.layout import Layout, cuts_of
+from graph_opt.model.layout import ArrayNode, Layout, cuts_of
+from graph_opt.model.piece import Blockwork
 from graph_opt.model.subscripts import Subscripts
 from tests.support.profiles import examples
 from tests.support.programs import cut, run
@@ -179,7 +181,7 @@ def test_bound_tasks_return_what_dask_returns(args: list[Any], options: dict[str
     """Blocks are found anywhere in arguments and keywords; all else is constant."""
     task = Task("task", noted, *args, **options)
     order = list(BLOCKS)
-    call = bound(task, {key: at for at, key in enumerate(order)})
+    call = bound(task, order)
     for _ in range(2):
         got = call(*(BLOCKS[key] for key in order))
         assert repr(got) == repr(task(BLOCKS))
@@ -187,7 +189,7 @@ def test_bound_tasks_return_what_dask_returns(args: list[Any], options: dict[str
 
 @pytest.mark.parametrize("node", [Alias("x", "c"), TaskRef("c"), DataNode("x", BLOCKS["c"])])
 def test_nodes_without_a_function(node: Any) -> None:
-    assert bound(node, {"a": 0, "c": 1})(1, BLOCKS["c"]) is BLOCKS["c"]
+    assert bound(node, ["a", "c"])(1, BLOCKS["c"]) is BLOCKS["c"]
 
 
 X = da.from_array(np.arange(24.0).reshape(4, 6), chunks=(2, 3)).persist(scheduler="sync")
@@ -234,9 +236,11 @@ def test_a_blockwise_layer_has_one_task_for_all_blocks(case: str) -> None:
     values = dict(zip(tasks, dask.get(tasks, list(tasks)), strict=True))
     blocks = [key[1:] for key in layer.get_output_keys()]
     numbers = {name: number for number, name in enumerate(graph.layers)}
-    recipe = recipe_of(y.name, layer, blocks, numbers, {})
+    node = ArrayNode(y.name, y.chunks, y.dtype.name, "numpy.ndarray")
+    work = Blockwork(node, (), dict.fromkeys(blocks, ()), layer)
+    recipe = recipe_of(work, numbers, {}, {})
     assert isinstance(recipe, Common) == (case in COMMON)
     given = {(numbers[name], tuple(at)): value for (name, *at), value in values.items()}
     for index, call in Blockworks({0: recipe}).calls(0, blocks).items():
-        block = call.function(*(given[read] for read in call.reads))
+        block = call(*(given[read] for read in call.reads))
         np.testing.assert_array_equal(block, values[y.name, *index])

@@ -15,11 +15,13 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Shipment
-from dask_dgpu.runtime.declared import returns_array
 from dask_dgpu.runtime.prepared import shippings
-from dask_dgpu.runtime.ship import HEADER, Form, Known, Parts, Shipping, ship
+from dask_dgpu.runtime.ship import HEADER, Form, Shipping, ship
+from graph_opt.dask_graph.internals import Task, TaskRef
+from graph_opt.dask_graph.returned import returned
 from graph_opt.model.layout import NUMPY
-from tests.support.programs import functions_of, launch_of
+from graph_opt.model.recipe import Returned
+from tests.support.programs import launch_of, returned_by
 from tests.support.recording import RecordingComm
 
 NAMES = ("x", "y")
@@ -66,12 +68,13 @@ ARRAYS = [
 ]
 
 
-PARTS = Parts(
-    (("total", "float32", (1, 3)), ("n", "int64", (1, 3)), ("M", "float64", (1, 3, 1))), NUMPY
+PARTS = Form(
+    "parts", (("total", "float32", (1, 3)), ("n", "int64", (1, 3)), ("M", "float64", (1, 3, 1)))
 )
 PAIR = (("sums", "float64", (5, 1)), ("compensations", "float64", (5, 1)), ("count", "int64", ()))
-SUMMED = Parts(PAIR, NUMPY, summed=True)
-FIELDS = Form(np.dtype([("vals", "float32"), ("arg", "int64")]), (2, 1, 3))
+SUMMED = Form("sum", PAIR)
+DTYPE = np.dtype([("vals", "float32"), ("arg", "int64")])
+FIELDS = Form.of_array(DTYPE, (2, 1, 3))
 
 
 def part_of(seed: int) -> dict[str, Any]:
@@ -114,7 +117,7 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
-    block = np.zeros((2, 1, 3), FIELDS.dtype, order)
+    block = np.zeros((2, 1, 3), DTYPE, order)
     block["vals"], block["arg"] = np.arange(6).reshape(2, 1, 3) / 3, 7
 
     def rank(comm: Any) -> Any:
@@ -132,8 +135,8 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     ("block", "form", "error"),
     [
         (np.zeros((2, 1, 3), "float32"), FIELDS, UndeclaredTypeError),
-        (np.zeros((2, 3), FIELDS.dtype), FIELDS, UndeclaredShapeError),
-        (np.ma.zeros((2, 1, 3), FIELDS.dtype), FIELDS, UndeclaredTypeError),
+        (np.zeros((2, 3), DTYPE), FIELDS, UndeclaredShapeError),
+        (np.ma.zeros((2, 1, 3), DTYPE), FIELDS, UndeclaredTypeError),
         ({"vals": np.zeros((2, 1, 3), "f4"), "arg": 1}, FIELDS, UndeclaredTypeError),
         (np.ones((1, 3)), PARTS, UndeclaredTypeError),
         ({"total": np.ones((1, 3), "f4"), "n": np.ones((1, 3), int)}, PARTS, UndeclaredTypeError),
@@ -150,7 +153,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     ],
 )
 def test_other_parts_than_declared_are_refused(
-    block: Any, form: Known, error: type[Exception]
+    block: Any, form: Form, error: type[Exception]
 ) -> None:
     shipping = shippings([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
     with pytest.raises(error):
@@ -160,7 +163,7 @@ def test_other_parts_than_declared_are_refused(
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda value: f"{value.dtype} {value.shape}")
 def test_declared_arrays_arrive_without_headers(value: Any) -> None:
     shipments = [Shipment(0, (0,), 1, 0), Shipment(0, (0,), 1, 2), Shipment(1, (0,), 0, 1)]
-    form = Form(value.dtype.name, value.shape, "numpy.ndarray")
+    form = Form.of_array(value.dtype.name, value.shape)
 
     def rank(comm: Any) -> tuple[Any, int]:
         mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(0,): {"any": "thing"}}}
@@ -188,7 +191,7 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
 )
 def test_what_is_not_as_declared_is_refused(block: Any, error: type[Exception]) -> None:
     shipping = shippings(
-        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form("float64", (2,), NUMPY)}
+        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form.of_array("float64", (2,))}
     )
     with pytest.raises(error, match="a block of x is declared"):
         run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(0,): block}}, NAMES))
@@ -205,12 +208,14 @@ def test_functions_that_return_arrays() -> None:
         "truediv": x.sum() / x.max(),
     }
     for name, y in arrays.items():
-        assert all(map(returns_array, functions_of(launch_of(y, 2, fuse=False)))), name
+        assert all(each == Returned() for each in returned_by(launch_of(y, 2, fuse=False))), name
     for y in (x.mean(axis=0), x.std(axis=0), x.argmax(axis=0)):
-        chunk, *rest = functions_of(launch_of(y, 2, fuse=False))
-        assert not returns_array(chunk)
-        assert all(map(returns_array, rest))
-    assert not returns_array(lambda block: {"a": block})
+        chunk, *rest = returned_by(launch_of(y, 2, fuse=False))
+        assert isinstance(chunk, Returned)
+        assert chunk.fields
+        assert all(each == Returned() for each in rest)
+    task = Task("t", lambda block: {"a": block}, TaskRef("x"))
+    assert returned(task, [(0, (0,))], {0: ("float64", 1)}) is None
 
 
 def test_ranks_without_shipments_have_no_part() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -158,10 +158,9 @@ def joined(blocks: Mapping[Key, Any], keys: Sequence[Any]) -> Any:
     return np.block(nested(keys))
 
 
-def functions_of(launch: Launch) -> Iterator[Callable[..., Any]]:
-    """Yield the function of the first block of each node of Dask's that reads another."""
+def returned_by(launch: Launch) -> Iterator[Any]:
+    """Yield what is known of the first block of each node of Dask's that reads another."""
     program = launch.program
     for number, node in program.numbered.items():
         if node.operation is None and node.reads:
-            (call,) = program.blockworks.calls(number, [node.value.indices()[0]]).values()
-            yield call.function
+            yield program.blockworks[number].returned(node.value.indices()[0], program.kinds)

@@ -9,9 +9,9 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from graph_opt.dask_graph import recipes
+from graph_opt.dask_graph import gathering
+from graph_opt.dask_graph.gathering import Together, gathered
 from graph_opt.dask_graph.internals import Alias, Task, TaskRef
-from graph_opt.dask_graph.recipes import Together, gathered
 
 LIMIT = 10
 SIZES = {("x", 0): 100, ("x", 1): 100, ("x", 2): 100}
@@ -68,9 +68,9 @@ def test_large_tasks_stay() -> None:
 
 
 def test_many_bytes_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "MOST_GATHERED", 15)
+    monkeypatch.setattr(gathering, "MOST_GATHERED", 15)
     assert gathered(chain(), RESULTS, size, LIMIT) == chain()
-    monkeypatch.setattr(recipes, "MOST_GATHERED", 16)
+    monkeypatch.setattr(gathering, "MOST_GATHERED", 16)
     assert ("together", 0) in gathered(chain(), RESULTS, size, LIMIT)
 
 

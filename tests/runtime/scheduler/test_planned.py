@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
 from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.program import Launch
+from dask_dgpu.runtime.program import Launch, opened
 from dask_dgpu.runtime.scheduler.run import Planned, Run
 from tests.graph_opt.dask_graph.test_texts import PROGRAMS, held
 from tests.optimizer.test_structures import Kept
@@ -68,7 +68,7 @@ def test_a_known_program_has_its_own_names_and_the_same_plans(first, second):
         planned(before, kept)
         known = len(kept)
         run = planned(launch, kept)
-        program = launch.program.with_tokens(launch.tokens)
+        program = opened(launch.program.text[0], launch.tokens)
         alone = planned(replace(launch, program=program, tokens=None), {})
         assert len(kept) == known
         assert run.planned.package == alone.planned.package
