@@ -7,16 +7,17 @@ than a copy.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, wait
 from functools import partial
-from itertools import pairwise
 from math import prod
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from dask.system import CPU_COUNT
+
+from dask_dgpu.batches.windows.ring import pieces
 
 THREADS = min(8, CPU_COUNT)
 LEAST = 1 << 20
@@ -25,9 +26,12 @@ LEAST = 1 << 20
 
 def copy(executor: Executor, target: Any, source: Any) -> None:
     """Copy an array to one of the same shape."""
-    parts = list(_parts(target, source))
-    works = (partial(np.copyto, *pair) for pair in parts)
-    in_threads(executor, works, len(parts) - 1, lambda: None)
+    most = max(LEAST, -(-source.nbytes // THREADS))
+    works = [
+        partial(np.copyto, target[index], source[index])
+        for index in pieces(source.shape, source.itemsize, most)
+    ]
+    in_threads(executor, works, len(works) - 1, lambda: None)
 
 
 def in_threads(
@@ -67,18 +71,6 @@ def in_threads(
             raise first
         finally:
             del first  # its frames hold arrays
-
-
-def _parts(target: Any, source: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield equal parts of both arrays, along their longest axis."""
-    if source.nbytes < LEAST:
-        yield target, source
-        return
-    axis = int(np.argmax(source.shape))
-    size = source.shape[axis]
-    for lo, hi in pairwise(sorted({size * at // THREADS for at in range(THREADS + 1)})):
-        part = (*[slice(None)] * axis, slice(lo, hi))
-        yield target[part], source[part]
 
 
 class Staging:

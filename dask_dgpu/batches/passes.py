@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -93,16 +93,25 @@ def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
 
 
 def temporary_bytes(calls: Sequence[Call]) -> int:
-    """Return the most bytes of temporary arrays, for a NumPy array as the last call's result."""
-    most, source = 0, calls[-1]
+    """Return the bytes of temporary arrays, for a NumPy array as the last call's result."""
+    last = calls[-1]
+    temporaries = {id(call): call for call in _targets(calls, last, lambda call: call)}
+    del temporaries[id(last)]
+    return sum(prod(each.shape) * each.dtype.itemsize for each in temporaries.values())
+
+
+def _targets(calls: Sequence[Call], out: Any, new: Callable[[Call], Any]) -> Iterator[Any]:
+    """Yield the array for the result of each call, ``out`` for the last one.
+
+    The others go to ``out`` too if it is a NumPy array of their shape and dtype, or else over the
+    result before them if it is temporary, or to a ``new`` array.
+    """
+    source: Any = None
     for call in calls[:-1]:
-        held = _nbytes(source) if source is not calls[-1] else 0
-        if _is_like(call, calls[-1]):
-            source = calls[-1]
-        elif not _is_like(call, source):
-            most = max(most, held + _nbytes(call))
-            source = call
-    return most
+        like = [each for each in (out, source) if _is_like(call, each)]
+        source = like[0] if like else new(call)
+        yield source
+    yield out
 
 
 def execute_passes(
@@ -116,13 +125,12 @@ def execute_passes(
 ) -> None:
     """Compute calls that follow each other; write the result of the last one to ``out``.
 
-    The others write to ``out`` too if it is a NumPy array of their shape and dtype, or else over
-    the result before them if it is temporary, or to a new temporary array. A ``new`` array ``out``
-    is nobody else's, nor an operand.
+    A ``new`` array ``out`` is nobody else's, nor an operand.
     """
     source: Any = None
-    for at, (call, each) in enumerate(zip(calls, plan.pass_plans or (plan,), strict=True), 1):
-        target = out if at == len(calls) else _target(call, out, source)
+    targets = _targets(calls, out, lambda call: temporary(call.shape, call.dtype))
+    steps = zip(calls, plan.pass_plans or (plan,), targets, strict=True)
+    for at, (call, each, target) in enumerate(steps, 1):
         try:
             execute(
                 call.reading(source) if at > 1 else call,
@@ -139,19 +147,7 @@ def execute_passes(
         source = target
 
 
-def _target(call: Call, out: Any, source: Any) -> Any:
-    """Return the array for a result between passes."""
-    for array in (out, source):
-        if _is_like(call, array):
-            return array
-    return temporary(call.shape, call.dtype)
-
-
 def _is_like(call: Call, other: Any) -> bool:
     """Whether the result of a call can be read from and written to an array."""
     is_array = isinstance(other, np.ndarray | Call)
     return is_array and call.shape == other.shape and call.dtype == other.dtype
-
-
-def _nbytes(call: Call) -> int:
-    return prod(call.shape) * call.dtype.itemsize
