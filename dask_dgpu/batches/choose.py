@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 
@@ -74,7 +75,11 @@ def _fitting(
     *others, last = labels
     for tried in product(*(_shorter(whole[label]) for label in others)):
         lengths = whole | dict(zip(others, tried, strict=True))
-        longest = _longest(lengths, last, memory, room)
+
+        def nbytes(length: int, lengths: Lengths = lengths) -> float:
+            return memory({**lengths, last: length})
+
+        longest = bisect_right(range(1, whole[last] + 1), room, key=nbytes)
         if longest:
             yield lengths | {last: longest}
 
@@ -83,15 +88,3 @@ def _shorter(length: int) -> Iterator[int]:
     while length > 1:
         length = -(-length // STEP)
         yield length
-
-
-def _longest(lengths: dict[int, int], label: int, memory: Measure, room: float) -> int:
-    """Return the greatest length of a label that fits, 0 if none does."""
-    low, high = 0, lengths[label]
-    while low < high:
-        middle = (low + high + 1) // 2
-        if memory(lengths | {label: middle}) <= room:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import as_completed as completed
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, sequence
@@ -18,7 +17,7 @@ from dask_dgpu.batches.progress import Batches
 from dask_dgpu.batches.request import Request
 from dask_dgpu.batches.run import operand_or_none, template_of
 from dask_dgpu.batches.shared import Shared
-from dask_dgpu.batches.sites import Site, opened
+from dask_dgpu.batches.sites import opened
 from dask_dgpu.errors import RunManyError
 
 if TYPE_CHECKING:
@@ -104,10 +103,11 @@ def run_many(
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
     _check_apart(tuples, options, outs)
-    many = _Many(resolve(op).declaring(temporaries), tuples, options, outs, bool(progress))
+    operation = resolve(op).declaring(temporaries)
+    iterator = _results(operation, tuples, options, outs, client, bool(progress))
     if as_completed:
-        return many.results(client)
-    found = dict(many.results(client))
+        return iterator
+    found = dict(iterator)
     results = [found[at] for at in range(len(tuples))]
     failed = [at for at, each in enumerate(results) if isinstance(each, Exception)]
     if failed:
@@ -128,46 +128,41 @@ def _check_apart(
     check_no_overlap(written, {**options, **read})
 
 
-@dataclass(frozen=True)
-class _Many:
-    """The calls of ``run_many``."""
+def _results(
+    operation: Operation,
+    calls: Sequence[tuple[Any, ...]],
+    options: dict[str, Any],
+    outs: Sequence[Any],
+    client: Client | None,
+    progress: bool,
+) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each call, and its result or error, as they end."""
+    in_flight = min(IN_FLIGHT, max(1, len(calls)))
+    title = f"{operation.name}, calls"
+    with opened(client) as site, Batches(title, len(calls), progress) as bar:
+        shared = _shared(calls, options, site.room / (in_flight + 1))
+        room = site.room / (in_flight + bool(shared.identities and in_flight > 1))
 
-    operation: Operation
-    calls: Sequence[tuple[Any, ...]]
-    options: dict[str, Any]
-    outs: Sequence[Any]
-    progress: bool
-
-    def results(self, client: Client | None) -> Iterator[tuple[int, Any]]:
-        """Yield the index of each call, and its result or error, as they end."""
-        in_flight = min(IN_FLIGHT, max(1, len(self.calls)))
-        title = f"{self.operation.name}, calls"
-        with opened(client) as site, Batches(title, len(self.calls), self.progress) as bar:
-            shared, room = self._shares(site.room, in_flight)
-            pool = ThreadPoolExecutor(in_flight, "dgpu-call")
+        def run(at: int) -> Any:
             try:
-                futures = {
-                    pool.submit(self._run, at, site, room, shared): at
-                    for at in range(len(self.calls))
-                }
-                for future in completed(futures):
-                    bar.advance()
-                    yield futures.pop(future), future.result()
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                template = template_of(operation, calls[at], options, operand_or_none)
+                request = Request(operation, template, site)
+                return compute(request, room, outs[at], shared, progress=False)
+            except Exception as error:
+                return error
 
-    def _shares(self, room: float, in_flight: int) -> tuple[Shared, float]:
-        """Return the kept operands, and the bytes of a device for each call at a time."""
-        named = [id(value) for value in self.options.values() if is_operand(value)]
-        used = [id(value) for call in self.calls for value in call if is_operand(value)]
-        shared = Shared([*used, *named * len(self.calls)], room / (in_flight + 1))
-        return shared, room / (in_flight + bool(shared.identities and in_flight > 1))
-
-    def _run(self, at: int, site: Site, room: float, shared: Shared) -> Any:
-        """Return the result of a call, or its error."""
+        pool = ThreadPoolExecutor(in_flight, "dgpu-call")
         try:
-            template = template_of(self.operation, self.calls[at], self.options, operand_or_none)
-            request = Request(self.operation, template, site)
-            return compute(request, room, self.outs[at], shared, progress=False)
-        except Exception as error:
-            return error
+            futures = {pool.submit(run, at): at for at in range(len(calls))}
+            for future in completed(futures):
+                bar.advance()
+                yield futures.pop(future), future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _shared(calls: Sequence[tuple[Any, ...]], options: dict[str, Any], limit: float) -> Shared:
+    """Return what keeps the operands of several calls."""
+    named = [id(value) for value in options.values() if is_operand(value)]
+    used = [id(value) for call in calls for value in call if is_operand(value)]
+    return Shared([*used, *named * len(calls)], limit)

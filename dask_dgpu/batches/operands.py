@@ -208,7 +208,8 @@ def check_out(
 
     ``casting(out)`` returns which casts are allowed.
     """
-    if isinstance(out, (Array, *REFUSED)) or not is_writable(out):
+    needed = ("shape", "dtype", "__setitem__")
+    if isinstance(out, (Array, *REFUSED)) or not all(hasattr(out, each) for each in needed):
         expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
     if tuple(out.shape) != shape:
         raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
@@ -217,11 +218,6 @@ def check_out(
     if _is_read_only(out):
         raise ValueError("expected out to be writable, got a read-only array")
     check_no_overlap({"out": out}, read)
-
-
-def is_writable(out: Any) -> bool:
-    """Whether an object has the shape, dtype and assignments of an array."""
-    return all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__"))
 
 
 def _is_read_only(out: Any) -> bool:
