@@ -37,15 +37,9 @@ class Operand:
         """Bytes of the whole array."""
         return prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def is_view(self) -> bool:
-        """Whether parts are views of an array in memory."""
-        in_memory = isinstance(self.source, np.ndarray) and not isinstance(self.source, np.memmap)
-        return in_memory and self.source.dtype == self.dtype
-
     def bytes_beside(self, shape: Sequence[int]) -> int:
         """Return the bytes that a read of a part of this shape takes beside the part."""
-        if isinstance(self.source, Array) or self.is_view:
+        if isinstance(self.source, Array):
             return 0
         return stored.bytes_beside(self.source, shape, self.dtype)
 
