@@ -42,9 +42,9 @@ class Step(NamedTuple):
 class Pass(NamedTuple):
     """One way over a domain: the roots that it computes, each with its step.
 
-    A root is a result, or a reduction: then its step is the reduction's argument. Tiles have
-    ``length`` elements along ``axis``; there is one tile if it is None. ``order`` has the axes of
-    the domain by falling stride.
+    A root is a result, or a reduction; its step is that of its argument if tiles have parts of it.
+    Tiles have ``length`` elements along ``axis``; there is one tile if it is None. ``order`` has
+    the axes of the domain by falling stride.
     """
 
     domain: Shape
@@ -114,6 +114,13 @@ class Placing:
 def _kept_axis(node: Reduce, axis: int, ndim: int) -> int:
     """Return the axis of a reduction's argument that is this axis of its result."""
     return axis if node.keepdims else [at for at in range(ndim) if at not in node.axes][axis]
+
+
+def _axis_of_result(node: Reduce, axis: int | None) -> int | None:
+    """Return the axis of a reduction's result that is this axis of its argument."""
+    if axis is None or axis in node.axes:
+        return None
+    return axis if node.keepdims else axis - sum(each < axis for each in node.axes)
 
 
 class Planner:
@@ -206,4 +213,9 @@ class Planner:
             whole = domain[axis]
         length = min(whole, max(1, self.elements // max(1, slab)))
         length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
+        for root, at in placed.items():
+            node = self.nodes[root]
+            if isinstance(node, Reduce) and (axis not in node.axes or length == whole):
+                placed[root] = len(placing.steps)
+                placing.steps.append(Step(root, _axis_of_result(node, axis), (at,)))
         return Pass(domain, order, axis, length, tuple(placing.steps), placed)

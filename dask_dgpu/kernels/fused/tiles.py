@@ -1,19 +1,20 @@
 """One pass over a domain: all steps on one tile, then all on the next.
 
 The first tile of each length is computed by NumPy alone, which decides dtypes and layouts. Further
-tiles write into the same few buffers, which stay in cache. Steps that are not sliced are computed
-once.
+tiles are computed in the memory of results and in few buffers, which stay in cache. Steps that are
+not sliced are computed once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.nodes import node_value, reduced
+from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.planning import Pass
 from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part, State
 from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
@@ -21,15 +22,6 @@ from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduc
 Array = Any
 VIEWS = ("real", "imag")
 WITH_OUT = ("clip", "round")
-
-
-class Call(NamedTuple):
-    """A step with its function bound; ``out`` is a buffer, or the number of a result, or None."""
-
-    at: int
-    function: Callable[..., Any]
-    arguments: tuple[int, ...]
-    out: Any
 
 
 class TilePass:
@@ -45,50 +37,52 @@ class TilePass:
         blocks: Sequence[Array],
         known: Mapping[int, Array],
     ) -> None:
-        self.plan, self.nodes = plan, nodes
-        self.constant: dict[int, Array] = {}  # values that all tiles share, by step
+        self.plan, self.follows = plan, bool(known)
+        self.nodes = [nodes[step.node] for step in plan.steps]  # by step, as all that follows
+        self.shared: dict[int, Array] = {}  # values of all tiles
         self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
         for at, step in enumerate(plan.steps):
             if not step.arguments:
-                leaf = _leaf(nodes[step.node], step.node, blocks, known)
-                (self.constant if step.axis is None else self.sliced)[at] = leaf
-        self.last = self._last_uses()
-        self.follows = bool(known)
-        self.results: dict[int, Array] = {}  # by step
+                leaf = _leaf(self.nodes[at], step.node, blocks, known)
+                (self.shared if step.axis is None else self.sliced)[at] = leaf
         roots = plan.roots.items()
         self.sums = {
-            root: Sums(node, plan) for root, _ in roots if isinstance(node := nodes[root], Reduce)
+            root: Sums(node, plan)
+            for root, at in roots
+            if isinstance(node := nodes[root], Reduce) and plan.steps[at].node != root
         }
-        self.targets = {step for root, step in roots if root not in self.sums}
+        self.targets = {at for root, at in roots if root not in self.sums}
+        self.results = {at: self.shared[at] for at in self.targets & self.shared.keys()}
+        self.last = self._last_uses()
+        # functions of steps with their buffers; None stands for the memory of a result
+        self.bound: dict[int, tuple[Callable[..., Any], Array | None]] = {}
+        self.free: dict[Any, list[Array]] = {}  # buffers that later steps may have too, by layout
 
     def run(self) -> dict[int, Array]:
         """Return the value of each root."""
-        bound: dict[int, list[Call]] = {}
+        length = 0
         for part in self._tiles():
-            length, values = part.stop - part.start, self._leaves(part)
-            if length in bound:
-                self._again(values, bound[length], part)
-            else:
-                bound[length] = self._first(values, part)
+            if part.stop - part.start != length:
+                length, self.bound, self.free = part.stop - part.start, {}, {}
+            values = self._values(part)
             shared: dict[int, dict[Any, Array]] = {}
             for root, sums in self.sums.items():
-                step = self.plan.roots[root]
-                sums.add(values[step], part, shared.setdefault(step, {}))
+                at = self.plan.roots[root]
+                sums.add(values[at], part, shared.setdefault(at, {}))
         return {
-            root: self.sums[root].value if root in self.sums else self.results[step]
-            for root, step in self.plan.roots.items()
+            root: self.sums[root].value if root in self.sums else self.results[at]
+            for root, at in self.plan.roots.items()
         }
 
     def _last_uses(self) -> list[int]:
         """Return the last step that reads each step, through views too."""
         steps = self.plan.steps
         last = list(range(len(steps)))
-        for placed in self.plan.roots.values():
-            last[placed] = len(steps)
+        for at in self.plan.roots.values():
+            last[at] = len(steps)
         for at in range(len(steps) - 1, -1, -1):
-            shares = _is_view(self.nodes[steps[at].node])
             for of in steps[at].arguments:
-                last[of] = max(last[of], last[at] if shares else at)
+                last[of] = max(last[of], last[at] if _is_view(self.nodes[at]) else at)
         return last
 
     def _tiles(self) -> list[slice]:
@@ -101,98 +95,82 @@ class TilePass:
         tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
         return tiles[::-1] if self.follows and not self.sums else tiles
 
-    def _index(self, axis: int | None, part: slice) -> tuple[slice, ...]:
-        return () if axis is None else (*[slice(None)] * axis, part)
-
-    def _leaves(self, part: slice) -> list[Array]:
-        """Return the values of a tile of which those are known that need no call."""
-        values: list[Array] = [None] * len(self.plan.steps)
-        for at, value in self.constant.items():
-            values[at] = value
-        for at, leaf in self.sliced.items():
-            values[at] = leaf[self._index(self.plan.steps[at].axis, part)]
-        return values
-
-    def _first(self, values: list[Array], part: slice) -> list[Call]:
-        """Compute a tile by NumPy alone; return the calls for those like it."""
-        calls: list[Call] = []
-        free: dict[Any, list[Array]] = {}
-        buffers: dict[int, tuple[Any, Array]] = {}
+    def _values(self, part: slice) -> list[Array]:
+        """Compute a tile; return the values of steps that are still needed."""
+        values: list[Array] = []
         for at, step in enumerate(self.plan.steps):
-            node = self.nodes[step.node]
-            if at not in self.constant and at not in self.sliced:
-                values[at] = node_value(node, [values[of] for of in step.arguments])
-            spec = _layout(values[at], node)
-            for of in [of for of in buffers if self.last[of] == at]:  # then it works in place
-                key, buffer = buffers.pop(of)
-                free.setdefault(key, []).append(buffer)
-            out: Any = None
-            if at in self.targets:
-                out = self._store(at, values[at], part, spec)
-            elif step.axis is None:
-                self.constant[at] = values[at]
-            elif spec is not None:
-                waiting = free.get(spec)
-                out = waiting.pop() if waiting else np.empty_like(values[at])
-                buffers[at] = spec, out
-            if at not in self.sliced and at not in self.constant:
-                calls.append(Call(at, _bound(node, out is not None), step.arguments, out))
+            if at in self.shared:
+                values.append(self.shared[at])
+            elif at in self.sliced:
+                values.append(self.sliced[at][_index(step.axis, part)])
+            else:
+                read = [values[of] for of in step.arguments]
+                if at in self.bound:
+                    function, buffer = self.bound[at]
+                    place = _index(step.axis, part)
+                    values.append(self.results[at][place] if buffer is None else buffer)
+                    function(*read, out=values[at])
+                else:
+                    values.append(self._computed(at, read, part))
             for of in step.arguments:
                 if self.last[of] <= at:
                     values[of] = None
-        return calls
+        return values
 
-    def _store(self, at: int, value: Array, part: slice, spec: Any) -> Any:
-        """Keep a tile of a result; return the step if calls may write to the result directly."""
-        if np.shape(value) == self.plan.domain:
-            self.results[at] = value
-            return None
+    def _computed(self, at: int, read: Sequence[Array], part: slice) -> Array:
+        """Compute a step by NumPy alone; find memory for it in further tiles."""
+        node, step = self.nodes[at], self.plan.steps[at]
+        value, function = node_value(node, read), _function(node)
+        for of in {*step.arguments}:  # then it works in place
+            _, buffer = self.bound.get(of, (None, None))
+            if self.last[of] == at and buffer is not None:
+                self.free.setdefault(_layout(buffer), []).append(buffer)
+        if at in self.targets:
+            self._store(at, value, _index(step.axis, part))
+        if step.axis is None:
+            self.shared[at] = value
+        elif function is not None:
+            self.bound[at] = function, None if at in self.targets else self._buffer(value)
+        return value
+
+    def _buffer(self, like: Array) -> Array:
+        waiting = self.free.get(_layout(like))
+        return waiting.pop() if waiting else np.empty_like(like)
+
+    def _store(self, at: int, value: Array, index: tuple[slice, ...]) -> None:
+        """Keep a tile of a result."""
         if at not in self.results:
-            self.results[at] = self._allocated(value.dtype)
-        self.results[at][self._index(self.plan.axis, part)] = value
-        return None if spec is None else at
+            shape, axis = list(np.shape(value)), self.plan.steps[at].axis
+            if axis is not None:
+                shape[axis] = self.plan.domain[self.plan.axis or 0]
+            if tuple(shape) == np.shape(value):
+                self.results[at] = value
+                return
+            self.results[at] = self._allocated(at, value.dtype, shape)
+        self.results[at][index] = value
 
-    def _allocated(self, dtype: Any) -> Array:
+    def _allocated(self, at: int, dtype: Any, shape: Sequence[int]) -> Array:
         """Return new memory for a result."""
-        domain, order = self.plan.domain, self.plan.order
-        return np.empty([domain[axis] for axis in order], dtype).transpose(np.argsort(order))
-
-    def _again(self, values: list[Array], calls: list[Call], part: slice) -> None:
-        """Compute a tile of a known length, in the buffers."""
-        for at, function, arguments, out in calls:
-            read = [values[of] for of in arguments]
-            if out is None:
-                values[at] = function(*read)
-                if at in self.targets:
-                    self.results[at][self._index(self.plan.axis, part)] = values[at]
-            else:
-                result = isinstance(out, int)
-                target = self.results[out][self._index(self.plan.axis, part)] if result else out
-                function(*read, out=target)
-                values[at] = target
-        for at in self.targets & self.sliced.keys():
-            self.results[at][self._index(self.plan.axis, part)] = values[at]
+        if isinstance(self.nodes[at], Reduce):
+            return np.empty(shape, dtype)
+        order = self.plan.order
+        return np.empty([shape[axis] for axis in order], dtype).transpose(np.argsort(order))
 
 
 class Sums:
-    """A reduction in a pass: it receives the tiles, and merges them if they share its results.
+    """A reduction of which each tile has a part.
 
-    Partial results are merged in pairs of about equal size, as in NumPy's pairwise summation.
+    Parts are merged in pairs of about equal size, as in NumPy's pairwise summation.
     """
 
     def __init__(self, node: Reduce, plan: Pass) -> None:
         self.node, self.plan = node, plan
-        self.merges = plan.axis in node.axes and plan.length < plan.domain[plan.axis]
         self._waiting: list[tuple[int, State]] = []
         self._result: Array | None = None
 
     def add(self, value: Array, part: slice, shared: dict[Any, Array]) -> None:
         """Add a tile; ``shared`` are its sums that are known, and are added to."""
         node, axis = self.node, self.plan.axis
-        if not self.merges:
-            whole = Reduce(node.function, 0, node.axes, True, node.options)
-            self._write(reduced(whole, value), part)
-            return
         starts = [part.start if at == axis else 0 for at in range(len(self.plan.domain))]
         reduction = REDUCTIONS[node.function]
         state = reduction.begin(node, Part(value, tuple(starts), self.plan.domain, shared))
@@ -213,17 +191,6 @@ class Sums:
             raise RuntimeError("expected all tiles to be added first")
         return self._result if self.node.keepdims else self._result.squeeze(self.node.axes)[()]
 
-    def _write(self, value: Array, part: slice) -> None:
-        """Keep what one tile gives, whose results are its own."""
-        axis, shape = self.plan.axis, list(value.shape)
-        if axis is None or axis in self.node.axes or shape[axis] == self.plan.domain[axis]:
-            self._result = value
-            return
-        if self._result is None:
-            shape[axis] = self.plan.domain[axis]
-            self._result = np.empty(shape, value.dtype)
-        self._result[(*[slice(None)] * axis, part)] = value
-
 
 def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Array]) -> Array:
     match node:
@@ -234,29 +201,29 @@ def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Arra
     return known[at]
 
 
+def _index(axis: int | None, part: slice) -> tuple[slice, ...]:
+    return () if axis is None else (*[slice(None)] * axis, part)
+
+
 def _is_view(node: Node) -> bool:
     """Whether the value of a node may be in the memory of its argument's."""
     return isinstance(node, View) or (isinstance(node, Apply) and node.function in VIEWS)
 
 
-def _layout(value: Array, node: Node) -> Any:
-    """Return dtype, shape and strides of a value that calls can write into a buffer, else None."""
-    takes_out = isinstance(node, Cast)
-    if isinstance(node, Apply):
-        takes_out = node.function in WITH_OUT or isinstance(getattr(np, node.function), np.ufunc)
-    if takes_out and isinstance(value, np.ndarray) and value.ndim:
-        return value.dtype, value.shape, value.strides
-    return None
-
-
-def _bound(node: Node, out: bool) -> Callable[..., Any]:
-    """Return the function of a node, with its options."""
-    if isinstance(node, Cast) and out:
+def _function(node: Node) -> Callable[..., Any] | None:
+    """Return the function of a node if it writes into an array ``out``."""
+    if isinstance(node, Cast):
         return _cast
-    if isinstance(node, Apply):
-        function, options = getattr(np, node.function), dict(node.options)
-        return (lambda *read, **more: function(*read, **options, **more)) if options else function
-    return lambda *read: node_value(node, read)
+    if not isinstance(node, Apply):
+        return None
+    function = getattr(np, node.function)
+    if node.function not in WITH_OUT and not isinstance(function, np.ufunc):
+        return None
+    return partial(function, **dict(node.options)) if node.options else function
+
+
+def _layout(value: Array) -> Any:
+    return value.dtype, value.shape, value.strides
 
 
 def _cast(value: Array, out: Array) -> None:
