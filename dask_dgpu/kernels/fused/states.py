@@ -37,64 +37,38 @@ inline float share_of(float part, float all) {  // of counts, which are normal n
     return part * inverse;
 }
 inline double share_of(double part, double all) { return part / all; }
-template <class T> struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Sum {
-    T sum;
-    void start() { sum = T{}; }
+#define WORDS(T) alignas(sizeof(T) < 4 ? 4 : sizeof(T))
+template <class T> struct WORDS(T) Sum {
+    T value;
+    void start() { value = T{}; }
     template <int N> void take(const T (&values)[N], const Index (&)[N]) {
-        sum = np_add(sum, tree<N>(values));
+        value = np_add(value, tree<N>(values));
     }
-    void merge(const Sum& other) { sum = np_add(sum, other.sum); }
+    void merge(const Sum& other) { value = np_add(value, other.value); }
 };
-template <class T> struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Product {
-    T product;
-    void start() { product = cast<T>(1); }
-    template <int N> void take(const T (&values)[N], const Index (&)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) product = np_multiply(product, values[i]);
-    }
-    void merge(const Product& other) { product = np_multiply(product, other.product); }
-};
-#define EXTREME(Name, function)                                                             \
-    template <class T, class Limit> struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Name {    \
-        T best;                                                                             \
-        void start() { best = Limit::value(); }                                             \
-        template <int N> void take(const T (&values)[N], const Index (&)[N]) {               \
+// The body of a state that takes elements one after the other; `next` is an expression of a and b.
+#define FOLDED(Name, Taken, Kept, first, next)                                              \
+    {                                                                                       \
+        Kept value;                                                                         \
+        static Kept both(Kept a, Kept b) { return next; }                                   \
+        void start() { value = first; }                                                     \
+        template <int N> void take(const Taken (&values)[N], const Index (&)[N]) {          \
             _Pragma("unroll")                                                               \
-            for (int i = 0; i < N; ++i) best = function(best, values[i]);                   \
+            for (int i = 0; i < N; ++i) value = both(value, values[i]);                     \
         }                                                                                   \
-        void merge(const Name& other) { best = function(best, other.best); }                \
+        void merge(const Name& other) { value = both(value, other.value); }                 \
     };
+#define EXTREME(Name, function) \
+    template <class T, class Limit> struct WORDS(T) Name \
+    FOLDED(Name, T, T, Limit::value(), function(a, b))
+template <class T> struct WORDS(T) Product FOLDED(Product, T, T, cast<T>(1), np_multiply(a, b))
 EXTREME(Maximum, np_maximum)
 EXTREME(Minimum, np_minimum)
 EXTREME(FMax, np_fmax)
 EXTREME(FMin, np_fmin)
-struct Any {
-    int any;
-    void start() { any = 0; }
-    template <int N> void take(const bool (&values)[N], const Index (&)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) any |= values[i];
-    }
-    void merge(const Any& other) { any |= other.any; }
-};
-struct All {
-    int all;
-    void start() { all = 1; }
-    template <int N> void take(const bool (&values)[N], const Index (&)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) all &= values[i];
-    }
-    void merge(const All& other) { all &= other.all; }
-};
-struct Nonzero {
-    Long count;
-    void start() { count = 0; }
-    template <int N> void take(const bool (&values)[N], const Index (&)[N]) {
-        #pragma unroll
-        for (int i = 0; i < N; ++i) count += values[i];
-    }
-    void merge(const Nonzero& other) { count += other.count; }
-};
+struct Any FOLDED(Any, bool, int, 0, a | b)
+struct All FOLDED(All, bool, int, 1, a & b)
+struct Nonzero FOLDED(Nonzero, bool, Long, 0, a + b)
 // The first of the largest or smallest; the first NaN if there is one.
 template <class T, bool LARGEST> struct Best {
     Index at;
@@ -213,12 +187,12 @@ def state_of(node: Reduce, argument: Typed, found: Typed) -> State | None:
     complex_ = source.kind == "c" or dtype.kind == "c"
     match node.function:
         case "sum" | "nansum" | "prod" | "nanprod" if dtype.kind != "b":
-            name, member = ("Sum", "sum") if "sum" in node.function else ("Product", "product")
+            name = "Sum" if "sum" in node.function else "Product"
             nan = node.function.startswith("nan") and source.kind in "fc"
             skips = literal("sum" not in node.function, source) if nan else None
-            return State(f"{name}<{value_type(dtype)}>", dtype, f"{{s}}.{member}", skips)
+            return State(f"{name}<{value_type(dtype)}>", dtype, "{s}.value", skips)
         case "mean" if dtype.kind in "fc":
-            return State(f"Sum<{value_type(dtype)}>", dtype, "mean_of({s}.sum, {n})")
+            return State(f"Sum<{value_type(dtype)}>", dtype, "mean_of({s}.value, {n})")
         case "var" | "std" if not complex_ and dtype.kind == "f":
             left = f"fmax({{n}} - {options.get('ddof') or 0}, 0.0)"
             text = f"({{s}}.squares / ({value_type(dtype)}) {left})"
@@ -229,15 +203,14 @@ def state_of(node: Reduce, argument: Typed, found: Typed) -> State | None:
         case "min" | "max" | "nanmin" | "nanmax" if not complex_:
             name = _extreme(node.function, source)
             kind = f"{name}<{value_type(source)}, {limit_name(node.function, source)}>"
-            return State(kind, source, "{s}.best")
+            return State(kind, source, "{s}.value")
         case "argmin" | "argmax" if not complex_:
             largest = "true" if node.function == "argmax" else "false"
             return State(f"Best<{value_type(source)}, {largest}>", source, "{s}.at", ordered=True)
         case "any" | "all":
-            kind = node.function.capitalize()
-            return State(kind, np.dtype(bool), f"({{s}}.{node.function} != 0)")
+            return State(node.function.capitalize(), np.dtype(bool), "({s}.value != 0)")
         case "count_nonzero":
-            return State("Nonzero", np.dtype(bool), "{s}.count")
+            return State("Nonzero", np.dtype(bool), "{s}.value")
     return None
 
 
