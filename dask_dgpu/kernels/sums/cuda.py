@@ -38,11 +38,21 @@ COLUMN_BLOCKS = 1056  # eight for each multiprocessor of an H100 or H200, a few 
 BLOCK_NUMBERS = 1 << 20  # most elements of a thread block, so that exact sums fit in 64 bits
 VECTOR_BYTES = 16
 
+WIDENED = r"""
+__device__ __forceinline__ double widened(double value) { return value; }
+__device__ __forceinline__ double widened(float value) {
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
+    return wide;
+}
+"""
+
 TO_DOUBLE = cupy.ElementwiseKernel(
     "float32 single",
     "float64 double_",
-    'asm("cvt.f64.f32 %0, %1;" : "=d"(double_) : "f"(single));',
+    "double_ = widened(single);",
     "dgpu_to_double",
+    preamble=WIDENED,
 )
 
 TO_SINGLE = cupy.ElementwiseKernel(
@@ -62,6 +72,27 @@ TO_BFLOAT16 = cupy.ElementwiseKernel(
     """,
     "dgpu_to_bfloat16",
 )
+
+WHOLE = "const double p = widened(x), q = widened(y); whole = p * q;"
+REST = "const double r = fma(p, q, -whole); rest = isfinite(whole) && isfinite(r) ? r : 0.0;"
+
+PRODUCT = cupy.ElementwiseKernel(
+    "X x, Y y", "float64 whole", WHOLE, "dgpu_product", preamble=WIDENED
+)
+
+PRODUCT_AND_REST = cupy.ElementwiseKernel(
+    "X x, Y y", "float64 whole, float64 rest", WHOLE + REST, "dgpu_rest", preamble=WIDENED
+)
+
+
+def products(x: Array, y: Array) -> list[Array]:
+    """Return the terms of the products of CuPy numbers, float32 or float64: one if both are single.
+
+    There is one launch, one read and one write.
+    """
+    if x.dtype.itemsize == y.dtype.itemsize == 4:
+        return [PRODUCT(x, y)]
+    return [*PRODUCT_AND_REST(x, y)]
 
 
 def to_double(values: Array) -> Array:
@@ -104,14 +135,7 @@ COMMON = rf"""
 typedef long long Long;
 constexpr int THREADS = {THREADS};
 #define TOO_LARGE 8.452712498170644e+270  // 2**900: larger numbers are not added to others
-
-__device__ __forceinline__ double widened(double value) {{ return value; }}
-__device__ __forceinline__ double widened(float value) {{
-    double wide;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
-    return wide;
-}}
-"""
+{WIDENED}"""
 
 INDEXING = r"""
 // across: sums of a block, of neighbouring threads; down: numbers of one sum that a block adds at a

@@ -66,7 +66,7 @@ def _exact(dtype: np.dtype[Any]) -> bool:
 
 def _product(a: Array, b: Array) -> list[Array]:
     if not isinstance(a, np.ndarray) and {a.dtype.name, b.dtype.name} <= {"float32", "float64"}:
-        from dask_dgpu.kernels.sums.exact_product_cuda import products
+        from dask_dgpu.kernels.sums.cuda import products
 
         return products(a, b)
     exact = _exact(a.dtype) and _exact(b.dtype)
