@@ -42,24 +42,20 @@ def typed(
     """
     found: list[Typed] = []
     with np.errstate(all="ignore"):
-        for node in expression.nodes:
-            arguments = [found[at] for at in node.arguments]
+        for node, shape in zip(expression.nodes, expression.shapes(shapes), strict=True):
             match node:
                 case Input(at):
-                    one = Typed(np.dtype(dtypes[at]), tuple(shapes[at]))
+                    one = Typed(np.dtype(dtypes[at]), shape)
                 case Constant(value):
                     dtype = np.asarray(value).dtype
                     one = Typed(dtype, np.shape(value), known=dtype.kind in "biufc")
                 case Cast(_, name):
-                    one = Typed(np.dtype(name), arguments[0].shape)
-                case View(_, axes):
-                    of = arguments[0]
-                    shape = tuple(1 if axis is None else of.shape[axis] for axis in axes)
-                    one = Typed(of.dtype, shape)
-                case Reduce():
-                    one = _reduced(node, arguments[0])
+                    one = Typed(np.dtype(name), shape)
+                case View(of, _):
+                    one = Typed(found[of].dtype, shape)
+                case Reduce(_, of):
+                    one = Typed(_reduced(node, found[of].dtype), shape)
                 case Apply():
-                    shape = np.broadcast_shapes(*(argument.shape for argument in arguments))
                     operands = [_operand(expression.nodes[at], found[at]) for at in node.arguments]
                     one = _applied(node, operands, shape)
             found.append(one)
@@ -108,14 +104,7 @@ def _fits(operand: Any, dtype: np.dtype[Any]) -> bool:
     return bool(np.iinfo(dtype).min <= operand <= np.iinfo(dtype).max)
 
 
-def _reduced(node: Reduce, argument: Typed) -> Typed:
-    axes = {axis % len(argument.shape) for axis in node.axes} if argument.shape else set()
-    kept = enumerate(argument.shape)
-    if node.keepdims:
-        shape = tuple(1 if axis in axes else length for axis, length in kept)
-    else:
-        shape = tuple(length for axis, length in kept if axis not in axes)
+def _reduced(node: Reduce, dtype: np.dtype[Any]) -> np.dtype[Any]:
     # with ddof a single element would leave nothing to divide by
     options = {name: value for name, value in node.options if name != "ddof"}
-    dtype = np.asarray(getattr(np, node.function)(np.ones(1, argument.dtype), **options)).dtype
-    return Typed(dtype, shape)
+    return np.asarray(getattr(np, node.function)(np.ones(1, dtype), **options)).dtype
