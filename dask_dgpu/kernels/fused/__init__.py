@@ -8,13 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.kernels.fused.host import evaluate_host
+from dask_dgpu.kernels.fused.tracer import Trace
 from graph_opt.model.expression import Expression
 
 Array = Any
@@ -59,6 +60,26 @@ def evaluate_all(
     if any(map(_on_host, several)):
         return [evaluate(expression, blocks) for blocks in several]
     return _cuda().evaluate_all_cuda(expression, several)
+
+
+def called(function: Callable[..., Sequence[Array]], *blocks: Array) -> Sequence[Array]:
+    """Call a function of arrays that returns several; for CuPy's as one kernel.
+
+    It calls NumPy's functions only, and always the same ones.
+    """
+    if _on_host(blocks):
+        return function(*blocks)
+    kinds = tuple([(block.dtype, block.ndim) for block in blocks])
+    return evaluate(_traced(function, kinds), blocks)
+
+
+@lru_cache(maxsize=256)
+def _traced(
+    function: Callable[..., Sequence[Array]], kinds: tuple[tuple[np.dtype[Any], int], ...]
+) -> Expression:
+    trace = Trace()
+    inputs = [trace.input(np.ones((1,) * ndim, dtype)) for dtype, ndim in kinds]
+    return trace.expression(function(*inputs))
 
 
 def _on_host(blocks: Sequence[Array]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
 
@@ -59,16 +60,8 @@ class Pair(NamedTuple):
 
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded to double and then to a dtype."""
-        if not _is_on_host(self.sums):
-            from dask_dgpu.kernels.sums.compensated_cuda import value_cuda
-
-            return narrowed(value_cuda(self), dtype)
         with np.errstate(invalid="ignore", over="ignore"):
-            value = _rounded(self.sums, self.compensations)
-            if self.large is not None:
-                scaled = self.sums / LARGE, self.compensations / LARGE
-                whole = _rounded(*_two_sums(*scaled, self.large, self.rest)) * LARGE
-                value = np.where(self.large + self.rest == 0, value, whole)
+            (value,) = called(_value, *self.arrays())
         return narrowed(value, dtype)
 
 
@@ -93,10 +86,6 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
         return Pair(*[zeros] * (4 if doubles else 2))
     pair = in_parts(block, axes, ("float64",) if doubles else ("float32",), _sum_of, merged)
     return pair if doubles else Pair(pair.sums, pair.compensations)  # no integer is too large
-
-
-def _is_on_host(array: Array) -> bool:
-    return isinstance(array, np.ndarray | np.generic)
 
 
 def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
@@ -147,25 +136,23 @@ def merged(pairs: Sequence[Pair]) -> Pair:
 def _added(left: Pair, right: Pair | None = None) -> Pair:
     if right is None:
         return left
-    add: Callable[..., Sequence[Array]] = _two_sums
-    if not _is_on_host(left.sums):
-        from dask_dgpu.kernels.sums.compensated_cuda import ADD
-
-        add = ADD
-    several = left.arrays(), right.arrays()
-    found: list[Array] = []
-    for at in range(0, min(map(len, several)), 2):
-        found += add(*(array for arrays in several for array in arrays[at : at + 2]))
-    return Pair(*found)
-
-
-def _two_sums(a: Array, lost: Array, b: Array, more: Array) -> tuple[Array, Array]:
-    """Add two pairs of arrays."""
+    several = zip(left.arrays(), right.arrays(), strict=False)
     with np.errstate(invalid="ignore", over="ignore"):
-        total = a + b
-        part = total - a
-        return total, (lost + more) + ((a - (total - part)) + (b - part))
+        return Pair(*called(_two_sums, *(array for arrays in several for array in arrays)))
 
 
-def _rounded(sums: Array, compensations: Array) -> Array:
-    return np.where(np.isfinite(sums), sums + compensations, sums)
+def _two_sums(a: Array, b: Array, lost: Array, more: Array, *large: Array) -> list[Array]:
+    """Add two pairs of arrays, or both pairs of two sums."""
+    total = a + b
+    part = total - a
+    compensation = (lost + more) + ((a - (total - part)) + (b - part))
+    return [total, compensation, *(_two_sums(*large) if large else ())]
+
+
+def _value(sums: Array, lost: Array, large: Array = None, rest: Array = None) -> list[Array]:
+    """Round sums to double."""
+    value = np.where(np.isfinite(sums), sums + lost, sums)
+    if large is None:
+        return [value]
+    (whole,) = _value(*_two_sums(sums / LARGE, large, lost / LARGE, rest))
+    return [np.where(large + rest == 0, value, whole * LARGE)]

@@ -14,7 +14,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.compensated import LARGE, Pair
+from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.cuda import (
     INDEXING,
     READING,
@@ -30,17 +30,7 @@ Array = Any
 FEW_SUMS = 512  # up to this number of sums, a thread block folds each; above it, a warp
 
 
-def two_sum(a: str, b: str) -> str:
-    """Return C of the ``total`` of two doubles, and its rounding ``error``."""
-    return f"""
-    const double total = __dadd_rn({a}, {b}), part = __dadd_rn(total, -{a});
-    const double error = __dadd_rn(__dadd_rn({a}, -__dadd_rn(total, -part)),
-                                   __dadd_rn({b}, -part));
-    """
-
-
-SOURCE = (
-    r"""
+SOURCE = r"""
 #define UNIT 5.421010862427522e-20  // 2**-64
 constexpr bool DOUBLES = sizeof(Value) == 8;
 
@@ -49,9 +39,9 @@ struct Pair {
 };
 
 __device__ __forceinline__ void add(Pair& into, double value) {
-"""
-    + two_sum("into.sum", "value")
-    + r"""
+    const double total = __dadd_rn(into.sum, value), part = __dadd_rn(total, -into.sum);
+    const double error = __dadd_rn(__dadd_rn(into.sum, -__dadd_rn(total, -part)),
+                                   __dadd_rn(value, -part));
     into.lost = __dadd_rn(into.lost, error);
     into.sum = total;
 }
@@ -208,40 +198,8 @@ fold(const double* found, double* folded, Long kept, int segments, int threads) 
     if (lane == 0 && which < kept) write(folded, kept, which, pair, shared[threadIdx.x]);
 }
 """
-)
 
 KERNEL = kernels(INDEXING + READING + SOURCE)
-
-PAIR = "float64 sum, float64 lost"
-LARGE_PAIR = "float64 large, float64 rest"
-
-ADD = cupy.ElementwiseKernel(
-    f"{PAIR}, float64 other, float64 other_lost",
-    "float64 both, float64 both_lost",
-    two_sum("sum", "other")
-    + "both = total; both_lost = __dadd_rn(__dadd_rn(lost, other_lost), error);",
-    "dgpu_add_pairs",
-)
-
-VALUE = cupy.ElementwiseKernel(
-    PAIR, "float64 value", "value = isfinite(sum) ? __dadd_rn(sum, lost) : sum;", "dgpu_value"
-)
-
-LARGE_VALUE = cupy.ElementwiseKernel(
-    f"{PAIR}, {LARGE_PAIR}",
-    "float64 value",
-    f"""
-    if (__dadd_rn(large, rest) == 0.0) {{
-        value = __dadd_rn(sum, lost);
-    }} else {{
-        const double scaled = sum / {LARGE};
-        {two_sum("scaled", "large")}
-        const double both = __dadd_rn(__dadd_rn(lost / {LARGE}, rest), error);
-        value = {LARGE} * (isfinite(total) ? __dadd_rn(total, both) : total);
-    }}
-    """,
-    "dgpu_large_value",
-)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Pair:
@@ -273,8 +231,3 @@ def _folded(several: Array, fold: Any) -> Array:
     arguments = (several, found, np.int64(sums), np.int32(segments), np.int32(threads))
     fold((-(-threads * sums // THREADS), arrays // 2), (THREADS,), arguments)
     return found
-
-
-def value_cuda(pair: Pair) -> Array:
-    """Return sums, rounded to double."""
-    return (VALUE if pair.large is None else LARGE_VALUE)(*pair.arrays())

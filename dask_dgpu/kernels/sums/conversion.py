@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dask_dgpu.kernels.fused import called
 from graph_opt.model.layout import BFLOAT16, dtype_named
 
 Array = Any
@@ -40,29 +41,41 @@ def narrowed(values: Array, dtype: str) -> Array:
     if dtype == "float64":
         return widened(values)
     if _on_device(values) and dtype == "float32":
-        from dask_dgpu.kernels.sums.cuda import to_single
-
-        return to_single(values)
+        return called(_singles, widened(values))[0]
     if dtype != BFLOAT16:
         return values.astype(dtype)
     bits = widened(values).view(np.int64)
     lost = bits & ((1 << LOST) - 1)
     odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
     if _on_device(values):
-        from dask_dgpu.kernels.sums.cuda import to_bfloat16
-
-        return to_bfloat16(odd.view(np.float64))
+        (singles,) = called(_singles, odd.view(np.float64))
+        return called(_upper_halves, singles.view(np.uint32))[0].view(dtype_named(BFLOAT16))
     with np.errstate(over="ignore"):
         return odd.view(np.float64).astype(dtype_named(dtype))
 
 
 def widened(values: Array) -> Array:
     """Return real NumPy or CuPy numbers as float64; no copy of float64."""
-    if _on_device(values):
-        from dask_dgpu.kernels.sums.cuda import to_double
-
-        return to_double(values)
+    if _on_device(values) and values.dtype.name in ("float32", BFLOAT16):
+        return called(_doubles, values.astype(np.float32, copy=False))[0]
     return values.astype(np.float64, copy=False)
+
+
+def _doubles(values: Array) -> list[Array]:
+    return [values.astype(np.float64)]
+
+
+def _singles(values: Array) -> list[Array]:
+    return [values.astype(np.float32)]
+
+
+def _upper_halves(single: Array) -> list[Array]:
+    """Return the upper half of each number's bits, to nearest, ties to even.
+
+    NaN stays NaN even if the payload in the upper bits is 0.
+    """
+    nan, half = (single & 0x7FFFFFFF) > 0x7F800000, single >> 16
+    return [np.where(nan, half | 0x40, single + 0x7FFF + (half & 1) >> 16).astype(np.uint16)]
 
 
 def _on_device(values: Array) -> bool:

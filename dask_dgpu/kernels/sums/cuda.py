@@ -1,4 +1,4 @@
-"""Sums in CUDA memory: conversion of numbers, compilation of kernels, and how these read blocks.
+"""Sums in CUDA memory: exact products, compilation of kernels, and how these read blocks.
 
 A grid of threads reads any block. One run of memory with a few columns is read faster, sixteen
 bytes at a time. The vectors that a thread reads are a whole number of columns apart. So each
@@ -22,7 +22,6 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.sums.lanes import Axis, Form, form_of, gathered, in_elements
-from graph_opt.model.layout import BFLOAT16, dtype_named
 
 Array = Any
 
@@ -47,32 +46,6 @@ __device__ __forceinline__ double widened(float value) {
 }
 """
 
-TO_DOUBLE = cupy.ElementwiseKernel(
-    "float32 single",
-    "float64 double_",
-    "double_ = widened(single);",
-    "dgpu_to_double",
-    preamble=WIDENED,
-)
-
-TO_SINGLE = cupy.ElementwiseKernel(
-    "float64 double_",
-    "float32 single",
-    'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(single) : "d"(double_));',
-    "dgpu_to_single",
-)
-
-# to nearest, ties to even; NaN stays NaN even if the payload in the upper bits is 0
-TO_BFLOAT16 = cupy.ElementwiseKernel(
-    "uint32 single",
-    "uint16 half",
-    """
-    const bool nan = (single & 0x7FFFFFFF) > 0x7F800000;
-    half = nan ? (single >> 16) | 0x40 : (single + 0x7FFF + ((single >> 16) & 1)) >> 16;
-    """,
-    "dgpu_to_bfloat16",
-)
-
 WHOLE = "const double p = widened(x), q = widened(y); whole = p * q;"
 REST = "const double r = fma(p, q, -whole); rest = isfinite(whole) && isfinite(r) ? r : 0.0;"
 
@@ -93,23 +66,6 @@ def products(x: Array, y: Array) -> list[Array]:
     if x.dtype.itemsize == y.dtype.itemsize == 4:
         return [PRODUCT(x, y)]
     return [*PRODUCT_AND_REST(x, y)]
-
-
-def to_double(values: Array) -> Array:
-    """Return CuPy numbers as float64."""
-    if values.dtype.name in ("float32", BFLOAT16):
-        return TO_DOUBLE(values.astype(np.float32, copy=False))
-    return values.astype(np.float64, copy=False)
-
-
-def to_single(values: Array) -> Array:
-    """Return CuPy numbers as float32, each rounded once from a double."""
-    return TO_SINGLE(to_double(values))
-
-
-def to_bfloat16(values: Array) -> Array:
-    """Return CuPy numbers as bfloat16, by way of single precision."""
-    return TO_BFLOAT16(to_single(values).view(np.uint32)).view(dtype_named(BFLOAT16))
 
 
 def kernels(source: str) -> Callable[[str, str], Any]:

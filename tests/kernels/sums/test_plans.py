@@ -1,0 +1,38 @@
+"""What is written once for NumPy and CuPy is one kernel on GPUs; without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dask_dgpu.kernels.fused.host import evaluate_host
+from dask_dgpu.kernels.fused.kernel import Launch
+from dask_dgpu.kernels.fused.plan import planned
+from dask_dgpu.kernels.fused.tracer import Trace
+from dask_dgpu.kernels.sums.compensated import _two_sums, _value
+from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
+from tests.kernels.fused.test_plan import described
+
+
+@pytest.mark.parametrize(
+    ("function", "dtypes"),
+    [
+        *((_two_sums, ["f8"] * arrays) for arrays in (4, 8)),
+        *((_value, ["f8"] * arrays) for arrays in (2, 4)),
+        *((_doubles, ["f4"]), (_singles, ["f8"]), (_upper_halves, ["u4"])),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (1,), (3, 500)])
+def test_one_kernel(function: Any, dtypes: list[str], shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    blocks = [(rng.random(shape) * 2.0**31).astype(dtype) for dtype in dtypes]
+    trace = Trace()
+    inputs = [trace.input(np.ones((1,) * len(shape), dtype)) for dtype in dtypes]
+    expression = trace.expression(function(*inputs))
+    (step,) = planned(expression, [described(np.asarray(block)) for block in blocks])
+    assert isinstance(step, Launch)
+    assert [entry.name for entry in step.entries] == ["fused"]
+    for found, wanted in zip(evaluate_host(expression, blocks), function(*blocks), strict=True):
+        np.testing.assert_array_equal(found, wanted)
