@@ -21,8 +21,8 @@ from dask_dgpu.planner.predict import Places
 from dask_dgpu.planner.present import Present, figures_of
 from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.dask_graph.sent import Created, SentGraph, opened, pickled
-from graph_opt.model.names import is_gang, parted, split
+from graph_opt.dask_graph.sent import SentGraph, opened, pickled
+from graph_opt.model.names import is_gang
 
 if TYPE_CHECKING:
     from dask_dgpu.optimizer import GraphOptimizer
@@ -39,12 +39,10 @@ GRAPH = "graph"
 class Kept:
     """An optimized graph, pickled with numbered tokens, of so many bytes with its programs.
 
-    The text is empty if it cannot be kept. It has references to the ``programs``, by name. New
-    tokens ``stand_for`` others.
+    The text is empty if it cannot be kept. It has references to the ``programs``, by name.
     """
 
     text: bytes
-    stand_for: Created = field(default_factory=dict)
     programs: Mapping[str, Program] = field(default_factory=dict)
     nbytes: int = 0
 
@@ -74,7 +72,7 @@ def optimized(
         else:
             known[key] = kept = _optimized(optimizer.with_figures(figures), graph, present)
         if kept.text:
-            text = graph.restored(kept.text, kept.stand_for)
+            text = graph.restored(kept.text)
             return opened(text, {GRAPH: graph, **kept.programs, **dict(enumerate(graph.arrays))})
     except Exception:  # the graph itself says what is wrong, with its own names
         logger.debug("a graph could not be optimized by its structure", exc_info=True)
@@ -102,41 +100,24 @@ def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> 
     found = optimizer.optimize(graph, wanted, Present(lambda k: present.others(real(k)), places))
     if isinstance(found, HighLevelGraph):
         return Kept(b"")
-    launches = {key[0]: task.args[0] for key, task in found.items() if is_gang(key)}
-    programs = {f"program-{at}": each.program for at, each in enumerate(launches.values())}
+    launches = [task.args[0] for key, task in found.items() if is_gang(key)]
+    programs = {f"program-{at}": each.program for at, each in enumerate(launches)}
     known: dict[Any, Any] = {GRAPH: graph, **programs, **dict(enumerate(sent.arrays))}
-    text = pickled(found, known, {Launch: partial(_reduced, graph)})
-    stand_for = {_tokens(gang)[0]: _tokens(*each.names) for gang, each in launches.items()}
+    text = pickled(found, known, {Launch: _reduced, Plain: partial(_reduced_plain, graph)})
     # opened again, they hold no object of the user
     alone = {name: pickle.loads(pickle.dumps(program)) for name, program in programs.items()}
     nbytes = len(text) + sum(2 * len(program.text[0]) for program in programs.values())
-    return Kept(text, stand_for, alone, nbytes)
+    return Kept(text, alone, nbytes)
 
 
-def _tokens(*names: str) -> list[bytes]:
-    return parted(" ".join(names).encode())[1]
+def _reduced(launch: Launch) -> Any:
+    """Reduce a launch with what messages omit: Dask's own tasks, and the tokens of its program."""
+    given = launch.program, launch.names, launch.titles, launch.plain, launch.program.text[1]
+    return Launch, given
 
 
-def _reduced(graph: HighLevelGraph, launch: Launch) -> tuple[Any, ...]:
-    """Reduce a launch with what messages omit: Dask's own tasks, as names of layers of the graph.
-
-    These are looked up if they are needed. Those of a graph that was optimized before are bytes.
-    """
-    plain: Any = launch.plain
-    if isinstance(plain, Plain):
-        names = [name for name, layer in plain.layers.items() if graph.layers.get(name) is layer]
-        others = {name: layer for name, layer in plain.layers.items() if name not in names}
-        plain = others, plain.given, plain.wanted, False, graph, names
-    tokens = split(launch.program.text[1])
-    return _launch, (launch.program, launch.names, launch.titles, plain, tokens)
-
-
-def _launch(
-    program: Program,
-    names: tuple[str, ...],
-    titles: tuple[str, ...],
-    plain: tuple[Any, ...] | bytes | None,
-    tokens: list[bytes],
-) -> Launch:
-    own = Plain(*plain) if isinstance(plain, tuple) else plain
-    return Launch(program, names, titles, own, b"".join(tokens))
+def _reduced_plain(graph: HighLevelGraph, plain: Plain) -> Any:
+    """Reduce Dask's own tasks in the graph itself: they are looked up if they are needed."""
+    if plain.graph is not graph:
+        return NotImplemented
+    return Plain, (graph, plain.given, plain.wanted)

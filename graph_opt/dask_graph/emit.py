@@ -125,7 +125,7 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
     If an array becomes part of a Delayed, Dask optimizes its graph and wraps each task in
     another, which may be fused.
     """
-    layers = dict(graph.layers)
+    layers: dict[str, Layer] = {}
     for name, layer in graph.layers.items():
         if not isinstance(layer, MaterializedLayer):
             continue
@@ -140,7 +140,7 @@ def guarded(graph: HighLevelGraph) -> HighLevelGraph:
         layers[name] = MaterializedLayer(
             {**layer.mapping, **own}, layer.annotations, layer.collection_annotations
         )
-    return HighLevelGraph(layers, graph.dependencies)
+    return HighLevelGraph({**graph.layers, **layers}, graph.dependencies) if layers else graph
 
 
 def gang_key(region: Region) -> Key:
@@ -385,5 +385,5 @@ def _is_source(graph: Mapping[Key, GraphNode], key: Key) -> bool:
 
 
 def _named(key: Key, turn: Key) -> Key:
-    token = turn[0].rpartition("-")[2]
+    token = turn[0].removeprefix(f"{TURN}-")
     return (f"{key[0]}-{token}", *key[1:]) if isinstance(key, tuple) else f"{key}-{token}"

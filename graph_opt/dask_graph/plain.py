@@ -26,45 +26,43 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Plain:
-    """Dask's own layers between the inputs and the wanted blocks of a region.
+    """Dask's own tasks between the inputs and the wanted blocks of a region in a graph.
 
-    Their tasks accept blocks that differ from Dask's declaration. ``given`` are the keys of the
-    input blocks, and ``wanted`` those of the blocks that others read. If it ``travels``, it is
-    pickled with its program. Further layers, by ``names``, are those of a ``graph``, which may be a
-    sent one: it is opened if they are needed.
+    They accept blocks that differ from Dask's declaration. ``given`` are the keys of the input
+    blocks, and ``wanted`` those of the blocks that others read. The graph may be a sent one: it is
+    opened if the tasks are needed. If it ``travels``, it is pickled with its program, without
+    further layers.
     """
 
-    layers: Mapping[str, Layer]
+    graph: HighLevelGraph
     given: tuple[Key, ...]
     wanted: tuple[Key, ...]
     travels: bool = False
-    graph: HighLevelGraph | None = None
-    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: HighLevelGraph, region: Region, *, travels: bool = False) -> Plain:
-        """Return the layers that a region replaces in a graph."""
-        inputs = {node.name for node, _ in region.inputs}
-        layers: dict[str, Layer] = {}
-        waiting = [name for name, _ in region.wanted]
-        while waiting:
-            name = waiting.pop()
-            if name not in inputs and name not in layers:
-                layers[name] = graph.layers[name]
-                waiting += graph.dependencies[name]
+        """Return the tasks of a region."""
         given = [(node.name, *index) for node, blocks in region.inputs for index in blocks]
         wanted = [(name, *index) for name, blocks in region.wanted for index in blocks]
-        return cls(layers, tuple(given), tuple(wanted), travels)
+        return cls(graph, tuple(given), tuple(wanted), travels)
 
     def __dask_tokenize__(self) -> Any:
         return type(self).__name__, self.wanted
 
     def __reduce__(self) -> Any:
-        return Plain, (self._every(), self.given, self.wanted, self.travels)
+        layers = self._layers()
+        read = {name: self.graph.dependencies[name] & layers.keys() for name in layers}
+        return Plain, (HighLevelGraph(layers, read), self.given, self.wanted, self.travels)
 
-    def _every(self) -> dict[str, Layer]:
-        found = {} if self.graph is None else self.graph.layers
-        return {name: found[name] for name in self.names} | dict(self.layers)
+    def _layers(self) -> dict[str, Layer]:
+        inputs, waiting = ([key[0] for key in keys] for keys in (self.given, self.wanted))
+        layers: dict[str, Layer] = {}
+        while waiting:
+            name = waiting.pop()
+            if name not in inputs and name not in layers:
+                layers[name] = self.graph.layers[name]
+                waiting += self.graph.dependencies[name]
+        return layers
 
     def tasks(
         self, prefix: str, given: Mapping[Key, Any] = MappingProxyType({})
@@ -74,7 +72,7 @@ class Plain:
         They read the blocks of the inputs by the keys in ``given``, by default their own.
         """
         every: dict[Any, Any] = {}
-        for layer in self._every().values():
+        for layer in self._layers().values():
             every.update(_by_tasks(layer))
         known = {*every, *self.given}
         tasks = cull(convert_legacy_graph(every, known), self.wanted)

@@ -226,7 +226,7 @@ class LayerReader:
         return found
 
     def fallback(self, region: Region, *, travels: bool) -> Plain:
-        graph, piece = self.graph, region.members[0]
+        graph, piece = self.source, region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):
             graph = with_plain(graph, piece)
         return Plain.of(graph, region, travels=travels)

@@ -47,7 +47,6 @@ from graph_opt.model.names import (
     numbered,
     parted,
     restored,
-    split,
     varies,
 )
 
@@ -60,13 +59,7 @@ Function = Callable[..., Any]
 Reduction = tuple[Any, ...]
 """What ``__reduce__`` returns."""
 
-Created = Mapping[bytes, Sequence[bytes]]
-"""The tokens that new tokens stand for."""
-
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
-
-ARRAY = "dask.array.core.Array"
-"""The type of the collection that declares blocks."""
 
 COMPARABLE = (ArrayOverlapLayer, Blockwise, MaterializedLayer, DeferredLayer)
 """The kinds of layers that hold all that their tasks depend on."""
@@ -75,7 +68,7 @@ MOST_TASKS = 20_000
 """Graphs with more tasks in their layers are not compared: reading them takes too long."""
 
 MOST_BYTES = 1 << 16
-"""Graphs with more bytes of arrays, besides blocks, are not compared: they hold data."""
+"""Graphs with a larger array, besides blocks, are not compared: they hold data."""
 
 SENT = "_dgpu_sent"
 """The attribute of an expression with its graph as it is sent."""
@@ -129,25 +122,17 @@ class SentGraph(HighLevelGraph):
         arrays = Arrays()
         own = {np.ndarray: arrays.reduced, MaterializedLayer: arrays.reduced_layer}
         text = pickled((list(graph.layers.items()), needed, _ordered(keys, numbers)), own=own)
-        if any(parted(array.tobytes("A"))[1] for array in arrays.counted):
-            raise IncomparableError("expected arrays without what looks like a token")
         sources = [key for n, x in tables.items() if not graph.dependencies[n] for key in x]
-        return cls(*numbered(text), tuple(arrays.found), sources)
+        return cls(*numbered(text), tuple(arrays), sources)
 
     def open(self) -> tuple[HighLevelGraph, list[Key]]:
         """Return the graph with numbered tokens and no data, and its requested keys."""
         return self._opened(self.text, blank=True)
 
-    def restored(self, data: bytes, stand_for: Created = NOTHING) -> bytes:
-        """Return pickled data about this graph with real tokens instead of numbered ones.
-
-        New tokens ``stand_for`` others, by default for all of the graph.
-        """
-        real = _Tokens(self.tokens)
-        for token, others in stand_for.items():
-            real[token] = _derived(token, b"".join(map(real.__getitem__, others)))
+    def restored(self, data: bytes) -> bytes:
+        """Return pickled data about this graph with real tokens instead of numbered ones."""
         pieces, numbers = parted(data)
-        return joined(pieces, map(real.__getitem__, numbers))
+        return joined(pieces, map(_Tokens(self.tokens).__getitem__, numbers))
 
     def _opened(self, text: bytes, *, blank: bool = False) -> tuple[HighLevelGraph, list[Key]]:
         layers, needed, keys = opened(text, self.arrays, blank=blank)
@@ -225,30 +210,28 @@ class Block:
         raise IncomparableError("expected blocks of data to be inputs of gangs")
 
 
-class Arrays:
-    """The arrays that are ``found`` in a graph; the values of some are ``counted``."""
+class Arrays(list[Array]):
+    """The arrays of a graph: blocks, and others, whose values count."""
 
     def __init__(self) -> None:
-        self.found: list[Array] = []
-        self.counted: list[Array] = []
+        super().__init__()
         self._numbers: dict[int, int] = {}
-        self._left = MOST_BYTES
 
     def reduced(self, array: Array) -> Reduction:
         """Reduce an array to its number, dtype and shape, and a hash."""
         if array.dtype.hasobject:
             return NotImplemented
-        self._left -= array.nbytes
-        if self._left < 0:
-            raise IncomparableError("expected a graph without data")
-        self.counted.append(array)
+        _check_size(array)
+        if parted(array.tobytes("A"))[1]:  # programs have it in their bytes
+            raise IncomparableError("expected arrays without what looks like a token")
         digest = blake2b(array.tobytes(), digest_size=16).digest()
         return _kept, (*self._block(array).reference, digest)
 
     def reduced_layer(self, layer: MaterializedLayer) -> Reduction:
-        """Reduce a layer; arrays that it declares as its blocks count without their values."""
+        """Reduce a layer; the values of blocks do not count if each of its tasks is one."""
         state = _state(layer)
-        if _is_data(layer):
+        # others have arrays beside their tasks, such as what ``setitem`` assigns
+        if all(_data(task) is not None for task in layer.mapping.values()):
             state["mapping"] = {key: self._as_block(task) for key, task in layer.mapping.items()}
         return __newobj__, (type(layer),), state
 
@@ -258,9 +241,9 @@ class Arrays:
         return DataNode(task.key, block) if type(task) is DataNode else block
 
     def _block(self, array: Array) -> Block:
-        number = self._numbers.setdefault(id(array), len(self.found))
-        if number == len(self.found):
-            self.found.append(array)
+        number = self._numbers.setdefault(id(array), len(self))
+        if number == len(self):
+            self.append(array)
         return Block((number, repr(array.dtype), array.shape))
 
 
@@ -276,7 +259,6 @@ class Pickler(cloudpickle.CloudPickler):
         super().__init__(file, protocol=5)
         self._names = {id(each): name for name, each in known.items()}
         self._reduced = {**_REDUCED, **own}
-        self._left = MOST_BYTES
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object to what its copies have in common."""
@@ -290,9 +272,7 @@ class Pickler(cloudpickle.CloudPickler):
         if isinstance(obj, Bare):  # even if it is one text for others: that hides arrays
             return __newobj__, (type(obj),), obj.__getstate__()
         if isinstance(obj, np.ndarray) or hasattr(obj, "__cuda_array_interface__"):
-            self._left -= obj.nbytes
-            if self._left < 0:
-                raise IncomparableError("expected a graph without data")
+            _check_size(obj)
         if isinstance(obj, type) and not _is_importable(obj):
             raise IncomparableError(f"expected a class that can be imported, got {obj!r}")
         return super().reducer_override(obj)
@@ -327,17 +307,16 @@ class _Tokens(dict[bytes, bytes]):
     """The tokens of a graph by their numbers; a new token stands for all of them."""
 
     def __init__(self, tokens: bytes) -> None:
-        super().__init__((b"%032x" % at, each) for at, each in enumerate(split(tokens)))
+        super().__init__((b"%032x" % at, each) for at, each in enumerate(tokens.split()))
         self._all = tokens
 
     def __missing__(self, token: bytes) -> bytes:
-        self[token] = real = _derived(token, self._all)
-        return real
+        return blake2b(token + self._all, digest_size=16).hexdigest().encode()
 
 
-def _derived(token: bytes, real: bytes) -> bytes:
-    """Return the real form of a new token that stands for these ones."""
-    return blake2b(token + real, digest_size=16).hexdigest().encode()
+def _check_size(array: Array) -> None:
+    if array.nbytes > MOST_BYTES:
+        raise IncomparableError("expected a graph without data")
 
 
 def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
@@ -364,22 +343,6 @@ def named(value: Any) -> Any:
     return found
 
 
-def _is_data(layer: MaterializedLayer) -> bool:
-    """Whether a layer is an array in memory: each of its tasks is a block of it.
-
-    Other layers have arrays beside their tasks, such as the values and indices that ``setitem``
-    assigns.
-    """
-    facts = layer.collection_annotations or {}
-    if facts.get("type") != ARRAY:
-        return False
-    length = 1 + len(facts["chunks"])
-    return all(
-        type(key) is tuple and len(key) == length and _data(task) is not None
-        for key, task in layer.mapping.items()
-    )
-
-
 def _data(task: Any) -> Array | None:
     """Return the array that is in place of a task, ``None`` for other tasks."""
     value = task.value if type(task) is DataNode else task
@@ -387,6 +350,10 @@ def _data(task: Any) -> Array | None:
 
 
 def _reduced_task(task: Task) -> Reduction:
+    if type(task) is Task:
+        options = task.kwargs | ({"_data_producer": True} if task.data_producer else {})
+        make: Any = Task
+        return partial(make, **options) if options else make, (task.key, task.func, *task.args)
     return _task, (type(task), task.key, task.func, task.args, task.kwargs, task.data_producer)
 
 

@@ -4,7 +4,7 @@ Dask ends the names of arrays with a token, which differs for the same code on o
 
     add-53fa9c...        add-000...00                 add-000...00
       |                    |            optimize        |               restore
-    sum-91b2d0...  --->  sum-000...01  --------->     dgpu-gang-7c...  -------->  real names
+    sum-91b2d0...  --->  sum-000...01  --------->  dgpu-gang-000...01-7c...  -->  real names
 
 Texts keep their lengths, so pickled data with other tokens is still a pickle. Numbers that may
 differ each time, such as a step size, are tokens too::
@@ -67,22 +67,22 @@ def serves(key: Any) -> bool:
 
 
 def numbered(text: bytes) -> tuple[bytes, bytes]:
-    """Return pickled data with a number in place of each token, and the tokens in order, joined."""
+    """Return pickled data with a number in place of each token, and the tokens, in one text.
+
+    Each has a space before it, so that they are tokens in that text too, and in its pickle.
+    """
     pieces, tokens = parted(text)
     numbers = {token: b"%032x" % at for at, token in enumerate(dict.fromkeys(tokens))}
-    return joined(pieces, map(numbers.__getitem__, tokens)), b"".join(numbers)
+    return joined(pieces, map(numbers.__getitem__, tokens)), b"".join(
+        b" " + each for each in numbers
+    )
 
 
 def restored(text: bytes, tokens: bytes) -> bytes:
     """Return data that :func:`numbered` has returned, with these tokens."""
     pieces, numbers = parted(text)
-    real = split(tokens)
+    real = tokens.split()
     return joined(pieces, [real[int(number, 16)] for number in numbers])
-
-
-def split(tokens: bytes) -> list[bytes]:
-    """Return joined tokens one by one."""
-    return [tokens[at : at + LENGTH] for at in range(0, len(tokens), LENGTH)]
 
 
 def parted(text: bytes) -> tuple[list[bytes], list[bytes]]:

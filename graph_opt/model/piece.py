@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from graph_opt.model.cost import Machine, Work
 from graph_opt.model.layout import ArrayNode, Cuts, Index
-from graph_opt.model.names import label
+from graph_opt.model.names import label, numbered, parted
 
 Block = tuple[str, Index]
 
@@ -343,13 +343,17 @@ class Region:
 
     @cached_property
     def token(self) -> str:
-        """Token of the members' names, their computed blocks, what they read, and the wanted ones.
+        """The tokens of the wanted arrays, and a digest of how their wanted blocks are computed.
 
-        The names are tokens of all that the blocks depend on.
+        The former are tokens of all that the blocks depend on. The latter is the same for all
+        graphs of one structure: in the names of members, what they read and compute, tokens are
+        numbered.
         """
         members = [
             (member.output.name, member.computed, [node.name for node in member.inputs])
             for member in self.members
         ]
-        text = repr((members, self.wanted, self.after))
-        return md5(text.encode(), usedforsecurity=False).hexdigest()
+        text, _ = numbered(repr((members, self.wanted, self.after)).encode())
+        digest = md5(text, usedforsecurity=False).hexdigest()[:16]
+        _, tokens = parted(" ".join(dict(self.wanted)).encode())
+        return "-".join([*(token.decode() for token in dict.fromkeys(tokens)), digest])
