@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,18 @@ from dask_dgpu.algorithms.summa.plan import (
     DEFAULTS,
     Operand,
     Options,
-    Order,
-    Share,
     SummaPlan,
     share_of,
 )
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import (
-    Encoding,
+    Exact,
     Half,
     Sent,
     Sparse,
     encoding,
 )
+from dask_dgpu.algorithms.summa.zeros import Counts
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import (
@@ -50,8 +48,6 @@ from dask_dgpu.operations.operation import (
 )
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
-
-Matrix = dict[tuple[int, int], Any]
 
 
 @dataclass(frozen=True)
@@ -70,11 +66,11 @@ class PartProduct(Bare):
     options: Options = DEFAULTS
 
     @property
-    def order(self) -> Order:
-        """The places of the plan's blocks in the arrays."""
+    def names(self) -> tuple[tuple[Sequence[int], Sequence[int]], ...]:
+        """The places in each array of the plan's block rows and columns: left, right, result."""
         depths = self.plan.a.grid[1], self.plan.b.grid[0]
         left, right = (self.inner or range(depth) for depth in depths)
-        return Order(self.rows, left, right, self.columns)
+        return (self.rows, left), (right, self.columns), (self.rows, self.columns)
 
 
 def _plan(request: Request) -> PartProduct:
@@ -100,7 +96,7 @@ def _sorted(blocks: Sequence[int], owners: Any) -> tuple[int, ...]:
     return tuple(np.array(blocks, np.int64)[np.argsort(owners, kind="stable")].tolist())
 
 
-def _operand(placed: Placed, form: Encoding, *kept: Sequence[int]) -> Operand:
+def _operand(placed: Placed, form: Exact, *kept: Sequence[int]) -> Operand:
     """Return the matrix of some block rows and columns, in this order."""
     layout = placed.layout
     chunks = zip(layout.lengths, kept, strict=True)
@@ -112,8 +108,8 @@ def _operand(placed: Placed, form: Encoding, *kept: Sequence[int]) -> Operand:
 
 def _layout(part: PartProduct) -> Layout:
     owners = np.full([len(cuts) - 1 for cuts in part.cuts], -1, np.int64)
-    for (i, j), rank in part.plan.owners().items():
-        owners[part.rows[i], part.columns[j]] = rank
+    made = part.plan.result
+    owners[np.ix_(part.rows, part.columns)] = np.reshape(made.owners, made.grid)
     return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
 
 
@@ -122,26 +118,26 @@ def _run(part: PartProduct, comm: Comm, *given: Any, progress: Progress) -> Any:
 
 
 def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
-    run = _run_encoded if part.plan.encoded else summa_rank
-    return partial(run, part.plan, share_of(part.plan, rank, part.order))
+    """Return the product as one rank; its plan has blocks in another order than the arrays."""
+    plan, (*names, (rows, columns)) = part.plan, part.names
+    share = share_of(plan, rank)
+    owned = [
+        [((i, j), (down[i], along[j])) for i, j in np.argwhere(matrix.ranks == rank).tolist()]
+        for matrix, (down, along) in zip(plan.operands, names, strict=True)
+    ]
 
+    def run(comm: Comm, device: Device, *arrays: Blocks, progress: Progress) -> Any:
+        pairs = list(zip(owned, arrays, strict=True))
+        a, b = ({at: given[index] for at, index in some} for some, given in pairs)
+        sent = Sent() if plan.encoded else None
+        counts: list[Counts] | None = None
+        if plan.sparse:
+            counts = [{at: facts_of(given, index) for at, index in some} for some, given in pairs]
+        made = summa_rank(plan, share, comm, device, a, b, progress, sent, counts)
+        blocks = {(rows[i], columns[j]): block for (i, j), block in made.items()}
+        return blocks if sent is None else (blocks, sent.total(comm, device))
 
-def _run_encoded(
-    plan: SummaPlan,
-    share: Share,
-    comm: Comm,
-    device: Device,
-    left: Blocks,
-    right: Blocks,
-    *,
-    progress: Progress,
-) -> tuple[Blocks, Sent]:
-    counts = None
-    if plan.sparse:
-        counts = [{at: facts_of(each, at) for at in each} for each in (left, right)]
-    sent = Sent()
-    blocks = summa_rank(plan, share, comm, device, left, right, progress, sent, counts)
-    return blocks, sent.total(comm, device)
+    return run
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
@@ -217,10 +213,9 @@ def _strategy(plan: SummaPlan) -> str:
 
 
 def _peak(plan: SummaPlan, sent: Any) -> int:
-    shares = plan.a.shares(plan.size) + plan.b.shares(plan.size)
-    for (i, j), rank in plan.owners().items():
-        height = plan.a.rows[i + 1] - plan.a.rows[i]
-        shares[rank] += height * (plan.b.columns[j + 1] - plan.b.columns[j]) * plan.itemsize
+    shares = plan.result.shares(plan.size, plan.itemsize)
+    for operand in plan.operands:
+        shares += operand.shares(plan.size, operand.itemsize)
     return int(shares.max()) + workspace(plan, sent)
 
 

@@ -22,6 +22,7 @@ Span = tuple[int, int]
 Index = tuple[int, ...]
 Chunks = tuple[tuple[int, ...], ...]
 Lengths = np.ndarray[Any, np.dtype[np.float64]]
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 BFLOAT16 = "bfloat16"
 NUMPY = "numpy.ndarray"
@@ -287,6 +288,10 @@ class Layout(Blocked):
     def share(self, rank: int, itemsize: int) -> int:
         """Return the bytes of a rank's blocks."""
         return self._elements[rank] * itemsize
+
+    def shares(self, size: int, itemsize: int) -> Counts:
+        """Return the bytes of the blocks of each of ``size`` ranks."""
+        return np.array([self.share(rank, itemsize) for rank in range(size)], np.int64)
 
     @cached_property
     def _elements(self) -> Counter[int]:

@@ -243,7 +243,7 @@ def check(problem: Problem) -> None:
     else:
         assert np.all(np.abs(whole - problem.expected.astype(whole.dtype)) <= problem.bound)
         assert np.all(np.abs(whole - reference) <= problem.bound)
-    owners = plan.owners()
+    owners = dict(zip(plan.result.indices(), plan.result.owners, strict=True))
     for rank, (part, ledger, device) in enumerate(results):
         assert all(owners[index] == rank for index in part)
         check_memory_is_own(problem, list(part.values()))
@@ -285,10 +285,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
 
 def kept(plan: SummaPlan, rank: int) -> int:
     """Bytes of the blocks of C that a rank ends up with, as they are summed."""
-    itemsize = np.dtype(plan.accumulator).itemsize
-    heights, widths = np.diff(plan.a.rows), np.diff(plan.b.columns)
-    owned = [index for index, owner in plan.owners().items() if owner == rank]
-    return sum(int(heights[i] * widths[j]) * itemsize for i, j in owned)
+    return plan.result.share(rank, np.dtype(plan.accumulator).itemsize)
 
 
 def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa.choose import plan_summa, traffic
 from dask_dgpu.algorithms.summa.plan import aligned, schedule
-from dask_dgpu.algorithms.summa.wire import EXACT, Encoding, Sent, Sparse, encoding
+from dask_dgpu.algorithms.summa.wire import EXACT, Exact, Sent, Sparse, encoding
 from dask_dgpu.kernels import gemm
 from graph_opt.model.cost import HOST
 from tests.algorithms.test_summa import FLOATS, INTEGERS, Problem, problem, problems
@@ -24,7 +24,7 @@ Array = Any
 MESHES = [(4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 1, 4), (2, 1, 2)]
 
 
-def coded(case: Problem, form: Encoding) -> Problem:
+def coded(case: Problem, form: Exact) -> Problem:
     """The same product by the same plan, with another form of messages."""
     a, b = (replace(operand, encoding=form) for operand in case.plan.operands)
     return replace(case, plan=replace(case.plan, a=a, b=b, one_sided=False))
@@ -41,7 +41,7 @@ def thinned(case: Problem, density: float, seed: int) -> Problem:
     return case
 
 
-def same_bits(case: Problem, form: Encoding) -> tuple[list[Ledger], list[Ledger], Sent]:
+def same_bits(case: Problem, form: Exact) -> tuple[list[Ledger], list[Ledger], Sent]:
     """Check the product against the dense one; return what both sent."""
     (value, ledgers, sent), (expected, dense, before) = (
         run(coded(case, each)) for each in (form, EXACT)

@@ -20,7 +20,6 @@ from dataclasses import replace
 from itertools import pairwise
 from itertools import product as cartesian
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -29,10 +28,11 @@ from dask_dgpu.algorithms.summa.plan import (
     Floats,
     Ints,
     Mesh,
+    Moves,
     Operand,
     Strategy,
     SummaPlan,
-    pieces_of,
+    moves,
 )
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
 from graph_opt.model.cost import Machine, host_by_rank, link_seconds, pipelined
@@ -89,7 +89,7 @@ def plan_summa(
     if steps is not None and steps < 1:
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
-    owned = int((a.shares(size) + b.shares(size)).max())
+    owned = int((a.shares(size, a.itemsize) + b.shares(size, b.itemsize)).max())
     chosen = _candidates(a, b, size, machine, strategy, mesh)
     reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
     hosts = machine.hosts if machine.spread_over(size) else ()
@@ -493,7 +493,7 @@ def by_step(plan: SummaPlan) -> Ints:
     On several hosts, what ranks of a host pass on is a second level.
     """
     shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
-    found = _moves(plan)
+    found = _sent(plan)
     at = [((found.step * shape[1] + found.level) * 2 + way) * plan.size for way in (0, 1)]
     ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
     nbytes = np.concatenate([found.nbytes, found.nbytes])
@@ -503,46 +503,12 @@ def by_step(plan: SummaPlan) -> Ints:
 def by_level(plan: SummaPlan) -> Ints:
     """Return the bytes that each rank sends to each in all steps, ``[level, sender, receiver]``."""
     shape = 2 if plan.hosts else 1, plan.size, plan.size
-    found = _moves(plan)
+    found = _sent(plan)
     pair = (found.level * plan.size + found.source) * plan.size + found.target
     return np.bincount(pair, found.nbytes, prod(shape)).reshape(shape).astype(np.int64)
 
 
-class _Moves(NamedTuple):
-    """Bytes that one rank sends to another in a step, of each piece."""
-
-    step: Ints
-    level: Ints
-    source: Ints
-    target: Ints
-    nbytes: Ints
-
-
-def _moves(plan: SummaPlan) -> _Moves:
-    """Return what all ranks send to each other."""
-    if not plan.places:
-        return _Moves(*np.zeros((5, 0), np.int64))
-    groups, find = plan.sharing, pieces_of(plan)
-    pieces = [find(operand, part, layer) for operand, part, layer, _ in groups]
-    place, panel, owner, nbytes = map(np.concatenate, zip(*pieces, strict=True))
-    group = np.repeat(np.arange(len(groups)), [len(each.place) for each in pieces])
-    # panels wrap around
-    first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
-    step = (panel - first[group]) % plan.steps
-    counts = np.array([len(ranks) for *_, ranks in groups])
-    members = np.zeros((len(groups), counts.max()), np.int64)
-    for row, (*_, ranks) in zip(members, groups, strict=True):
-        row[: len(ranks)] = ranks
-    sender, far = owner, np.zeros(len(owner), bool)
-    if plan.hosts:
-        far = plan.host_of[owner] != plan.host_of[members[group, 0]]
-        sender = np.where(far, members[group, place % counts[group]], owner)
-    ways = [
-        (far, far & False, owner, sender),
-        *((at < counts[group], far, sender, each[group]) for at, each in enumerate(members.T)),
-    ]
-    found = []
-    for there, passed, source, target in ways:
-        some = np.flatnonzero(there & (source != target))
-        found.append((step[some], passed[some], source[some], target[some], nbytes[some]))
-    return _Moves(*map(np.concatenate, zip(*found, strict=True)))
+def _sent(plan: SummaPlan) -> Moves:
+    table = moves(plan)
+    some = table.source != table.target
+    return Moves(*(column[some] for column in table))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate, pairwise
 from itertools import product as cartesian
 from math import prod
@@ -14,7 +14,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.summa.wire import (
     EXACT,
-    Encoding,
+    Exact,
     Form,
     Sparse,
     SparseThreshold,
@@ -24,12 +24,10 @@ from graph_opt.model.cost import Hosts, host_by_rank
 from graph_opt.model.layout import (
     Bare,
     Cuts,
-    Index,
     Layout,
     Span,
     block_spans,
     even_spans,
-    overlaps,
 )
 
 Strategy = Literal["auto", "row", "column", "summa", "inner"]
@@ -71,7 +69,7 @@ class Operand(Layout):
     """The layout of a matrix, its dtype, and how its pieces travel."""
 
     dtype: str
-    encoding: Encoding = EXACT
+    encoding: Exact = EXACT
 
     @property
     def rows(self) -> Cuts:
@@ -107,10 +105,6 @@ class Operand(Layout):
     def piece_bytes(self, heights: Any, widths: Any) -> Any:
         """Return the bytes in messages of pieces of these heights and widths."""
         return self.encoding.piece_bytes(heights, widths, self.itemsize)
-
-    def shares(self, size: int) -> Ints:
-        """Return the bytes of the blocks of each of ``size`` ranks."""
-        return np.bincount(self.ranks.ravel(), self.sizes.ravel(), size).astype(np.int64)
 
 
 Mesh = tuple[int, int, int]
@@ -194,8 +188,8 @@ class SummaPlan(Bare):
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
-    def shares(self) -> dict[tuple[int, Order | None], Share]:
-        """Cache of the share of each rank, by the order of blocks."""
+    def shares(self) -> dict[int, Share]:
+        """Cache of the share of each rank."""
         return {}
 
     @cached_property
@@ -290,13 +284,14 @@ class SummaPlan(Bare):
                 found.setdefault((operand, part, d, group), []).append(rank)
         return [(*key[:3], tuple(ranks)) for key, ranks in found.items()]
 
-    def owners(self) -> dict[Block, int]:
-        """Return the owner of each block of C."""
-        return {
-            block: self.rank_at(r, c, d)
-            for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1]))
-            for block, d in self.final_layers(r, c).items()
-        }
+    @cached_property
+    def result(self) -> Layout:
+        """The layout of C."""
+        owners = np.empty((self.a.grid[0], self.b.grid[1]), np.int64)
+        for r, c in cartesian(range(self.mesh[0]), range(self.mesh[1])):
+            for block, d in self.final_layers(r, c).items():
+                owners[block] = self.rank_at(r, c, d)
+        return Layout((self.a.rows, self.b.columns), tuple(owners.ravel().tolist()))
 
     def final_layers(self, r: int, c: int) -> dict[Block, int]:
         """Return the final layer of each block in a rectangle of C."""
@@ -396,32 +391,15 @@ class SummaPlan(Bare):
 Slices = tuple[slice, slice]
 
 
-class Order(NamedTuple):
-    """The places in their arrays of a plan's block rows and columns of A, and those of B."""
-
-    rows: Sequence[int]
-    left: Sequence[int]
-    right: Sequence[int]
-    columns: Sequence[int]
-
-    def name(self, operand: int, block: Block) -> Index:
-        """Return the place in its array of a block of A, or of B."""
-        down, along = (self.right, self.columns) if operand else (self.rows, self.left)
-        return down[block[0]], along[block[1]]
-
-
 class Piece(NamedTuple):
     """A rectangle of one block, for a panel.
 
     ``operand`` is 0 for A and 1 for B; ``source`` is a place in the block, ``target`` one in the
-    panel; ``form`` is that in a message, ``None`` if it travels as it is. ``name`` is the place of
-    the block in its array, which may be another than in the plan.
+    panel; ``form`` is that in a message, ``None`` if it travels as it is.
     """
 
     operand: int
     block: Block
-    name: Index
-    owner: int
     source: Slices
     target: Slices
     shape: tuple[int, int]
@@ -467,121 +445,126 @@ class Step:
         )
         self.moves = False
 
-    def add(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
-        """Add a piece to the work of a rank; each of ``ranks`` needs it from its owner."""
-        for destination in ranks:
-            if piece.owner == destination:
-                if destination == rank:
-                    self.local.append(piece)
-            elif piece.owner == rank:
-                self.sends[destination].append(piece)
-            elif destination == rank:
-                self.receives[piece.owner].append(piece)
 
-    def add_from_far(self, piece: Piece, rank: int, ranks: Sequence[int]) -> None:
-        """Add a piece that one of ``ranks``, which share a host, receives for all."""
-        agent = ranks[sum(piece.block) % len(ranks)]
-        self.add(piece, rank, [agent])
-        if rank == agent:
-            for other in ranks:
-                if other != rank:
-                    self.passes[other].append(piece)
-        elif rank in ranks:
-            self.passed[agent].append(piece)
-
-
-def schedule(plan: SummaPlan, rank: int, order: Order | None = None) -> list[Step]:
-    """Return the steps of one rank; blocks may be in another order than in their arrays."""
-    steps, find = [], pieces_of(plan)
-    for at in range(plan.steps):
-        step = Step(plan.panel(rank, at), plan.size)
-        for operand, part, layer, ranks in plan.sharing:
-            found = find(operand, part, layer)
-            owner = found.owner[found.panel == plan.panel_number(ranks[0], at)]
-            step.moves |= not plan.hosts and bool(np.any(owner != ranks[0]))
-            if rank not in ranks and not np.any(owner == rank):
-                continue
-            for piece in pieces(plan, operand, ranks[0], at):
-                if order is not None:
-                    piece = piece._replace(name=order.name(operand, piece.block))
-                if plan.hosts and plan.host_of[piece.owner] != plan.host_of[ranks[0]]:
-                    step.add_from_far(piece, rank, ranks)
-                else:
-                    step.add(piece, rank, ranks)
-        if plan.hosts:
-            step.moves = any(map(any, (step.sends, step.receives, step.passes, step.passed)))
-        steps.append(step)
+def schedule(plan: SummaPlan, rank: int) -> list[Step]:
+    """Return the steps of one rank: its rows of the table of all moves."""
+    steps = [Step(plan.panel(rank, at), plan.size) for at in range(plan.steps)]
+    table, known = moves(plan), dict[int, Piece]()
+    mine = (table.source == rank) | (table.target == rank)
+    sent = table.source != table.target
+    for at in np.unique(table.step[sent & mine if plan.hosts else sent]):
+        steps[at].moves = True
+    for row in map(Moves._make, zip(*(column[mine].tolist() for column in table), strict=True)):
+        if row.piece not in known:
+            known[row.piece] = _piece(plan, row)
+        step, piece = steps[row.step], known[row.piece]
+        if row.source == row.target:
+            step.local.append(piece)
+        elif row.source == rank:
+            (step.passes if row.level else step.sends)[row.target].append(piece)
+        else:
+            (step.passed if row.level else step.receives)[row.source].append(piece)
     return steps
 
 
-def pieces(plan: SummaPlan, operand: int, rank: int, step: int) -> Iterator[Piece]:
-    """Yield the pieces of an operand for a rank's panel in a step."""
-    rows, columns = plan.rectangle(rank)
-    panel = plan.panel(rank, step)
-    spans = (rows, panel) if operand == 0 else (panel, columns)
-    return _cut(operand, plan.operands[operand], *spans)
+def _piece(plan: SummaPlan, row: Moves) -> Piece:
+    matrix, shape = plan.operands[row.operand], (row.height, row.width)
+    source, target = (
+        (slice(top, top + row.height), slice(left, left + row.width))
+        for top, left in ((row.top, row.left), (row.down, row.across))
+    )
+    nbytes, block = matrix.piece_bytes(*shape), (row.i, row.j)
+    return Piece(row.operand, block, source, target, shape, nbytes, matrix.encoding.form)
 
 
-def _cut(operand: int, matrix: Operand, rows: Span, columns: Span) -> Iterator[Piece]:
-    across, width, form = _parts(matrix.columns, columns), matrix.grid[1], matrix.encoding.form
-    for i, height, *down in _parts(matrix.rows, rows):
-        for j, length, *along in across:
-            source, target = zip(down, along, strict=True)
-            shape, owner = (height, length), matrix.owners[i * width + j]
-            nbytes = matrix.piece_bytes(height, length)
-            yield Piece(operand, (i, j), (i, j), owner, source, target, shape, nbytes, form)
+class Moves(NamedTuple):
+    """What every rank gets in every step, a column for each property; its own pieces too.
+
+    Columns are the operand, the block row and column, the piece's first row and column in its
+    block and in the panel, its shape and its bytes in a message, the number of the piece, and from
+    and to which rank it goes. On several hosts, what ranks of a host pass on is a second level.
+    """
+
+    operand: Any
+    i: Any
+    j: Any
+    top: Any
+    left: Any
+    down: Any
+    across: Any
+    height: Any
+    width: Any
+    nbytes: Any
+    piece: Any
+    step: Any
+    level: Any
+    source: Any
+    target: Any
 
 
-def _parts(cuts: Cuts, span: Span) -> list[tuple[int, int, slice, slice]]:
-    """Return the chunks in a span of an axis: length, and places in the chunk and in the span."""
-    first = span[0]
-    return [
-        (at, hi - lo, slice(lo - cuts[at], hi - cuts[at]), slice(lo - first, hi - first))
-        for at, lo, hi in overlaps(cuts, *span)
+def moves(plan: SummaPlan) -> Moves:
+    """Return what all ranks send to each other, in an order that both ends of a message know."""
+    if not plan.places:
+        return Moves(*np.zeros((len(Moves._fields), 0), np.int64))
+    groups, find = plan.sharing, cache(partial(_pieces_of, plan))
+    found = [find(operand, part, layer) for operand, part, layer, _ in groups]
+    *pieces, owner, panel = np.concatenate(found, axis=1)
+    group = np.repeat(np.arange(len(groups)), [each.shape[1] for each in found])
+    # panels wrap around
+    first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
+    step = (panel - first[group]) % plan.steps
+    counts = np.array([len(ranks) for *_, ranks in groups])
+    members = np.zeros((len(groups), counts.max()), np.int64)
+    for row, (*_, ranks) in zip(members, groups, strict=True):
+        row[: len(ranks)] = ranks
+    sender, far = owner, np.zeros(len(owner), bool)
+    if plan.hosts:  # one rank of a host receives for all
+        far = plan.host_of[owner] != plan.host_of[members[group, 0]]
+        agent = members[group, (pieces[1] + pieces[2]) % counts[group]]
+        sender = np.where(far, agent, owner)
+    ways = [
+        (far, far & False, owner, sender),
+        *((at < counts[group], far, sender, each[group]) for at, each in enumerate(members.T)),
     ]
+    rows = []
+    for there, passed, source, target in ways:
+        some = np.flatnonzero(there & ((source != target) | ~passed))
+        columns = (*pieces, np.arange(len(owner)), step, passed, source, target)
+        rows.append([column[some] for column in columns])
+    return Moves(*map(np.concatenate, zip(*rows, strict=True)))
 
 
-class Found(NamedTuple):
-    """The place (block row plus column), panel, owner, and bytes in messages of each piece."""
+def _pieces_of(plan: SummaPlan, operand: int, part: int, layer: int) -> Ints:
+    """Return the pieces of a part of the mesh in a layer, a row for each of their properties.
 
-    place: Ints
-    panel: Ints
-    owner: Ints
-    nbytes: Ints
-
-
-Find = Callable[[int, int, int], Found]
-
-
-def pieces_of(plan: SummaPlan) -> Find:
-    """Return what finds the pieces of a part of the mesh in a layer."""
-    edges = [[np.array(cuts) for cuts in matrix.cuts] for matrix in plan.operands]
-
-    @cache
-    def find(operand: int, part: int, layer: int) -> Found:
-        matrix, (lo, hi) = plan.operands[operand], plan.spans[operand][part]
-        along, across = edges[operand][operand], edges[operand][1 - operand]
-        mine, _, lengths = _cut_by(along, np.array([along[lo], along[hi]]))
-        panels = plan.panels(layer)
-        inner, panel, widths = _cut_by(across, np.array([panels[0][0], *(hi for _, hi in panels)]))
-        rows, heights, columns, wide = mine[:, None], lengths[:, None], inner, widths
-        if operand == 1:
-            rows, heights, columns, wide = inner[:, None], widths[:, None], mine, lengths
-        nbytes = aligned(matrix.piece_bytes(heights, wide))
-        numbers = np.broadcast_to(panel if operand == 0 else panel[:, None], nbytes.shape)
-        found = rows + columns, numbers, matrix.ranks[rows, columns], nbytes
-        return Found(*(each.ravel() for each in found))
-
-    return find
+    These are the first columns of ``Moves``, the owner and the panel.
+    """
+    matrix, (lo, hi) = plan.operands[operand], plan.spans[operand][part]
+    along, contraction = (np.array(matrix.cuts[axis]) for axis in (operand, 1 - operand))
+    panels = plan.panels(layer)
+    panel, *inner = _cut_by(contraction, np.array([panels[0][0], *(hi for _, hi in panels)]))
+    _, *mine = _cut_by(along, along[[lo, hi]])
+    rows, columns = (mine, inner) if operand == 0 else (inner, mine)
+    i, top, down, height = (column[:, None] for column in rows)
+    j, left, across, width = columns
+    panel = panel if operand == 0 else panel[:, None]
+    nbytes = aligned(matrix.piece_bytes(height, width))
+    place = operand, i, j, top, left, down, across, height, width
+    found = np.broadcast_arrays(*place, nbytes, matrix.ranks[i, j], panel)
+    return np.array([each.ravel() for each in found])
 
 
-def _cut_by(cuts: Ints, spans: Ints) -> tuple[Ints, Ints, Ints]:
-    """Cut consecutive spans by chunks; return the chunk, the span and the length of each part."""
+def _cut_by(cuts: Ints, spans: Ints) -> tuple[Ints, ...]:
+    """Cut consecutive spans by chunks.
+
+    Return the span of each part, its chunk, its first position in the chunk and in the span, and
+    its length.
+    """
     inside = cuts[(cuts > spans[0]) & (cuts < spans[-1])]
     edges = np.unique(np.concatenate([spans, inside]))
     starts = edges[:-1]
     chunk, span = (each.searchsorted(starts, "right") - 1 for each in (cuts, spans))
-    return chunk, span, np.diff(edges)
+    return span, chunk, starts - cuts[chunk], starts - spans[span], np.diff(edges)
 
 
 @dataclass(frozen=True)
@@ -599,16 +582,15 @@ class Share:
     starts: list[int]
     strips: list[tuple[int, Span, int, int, tuple[int, int]]]
     size: int
-    order: Order
 
 
-def share_of(plan: SummaPlan, rank: int, order: Order | None = None) -> Share:
+def share_of(plan: SummaPlan, rank: int) -> Share:
     """Return what a rank does, found once for a plan: loops run one plan many times.
 
     Strips have one block row and as many block columns as the workspace allows.
     """
-    if (rank, order) in plan.shares:
-        return plan.shares[rank, order]
+    if rank in plan.shares:
+        return plan.shares[rank]
     (top, bottom), (left, right) = plan.rectangle(rank)
     groups, strips = plan.groups(rank), []
     rows, columns = plan.a.rows, plan.b.columns
@@ -619,13 +601,12 @@ def share_of(plan: SummaPlan, rank: int, order: Order | None = None) -> Share:
             strips.append((i, (j0, j1), group, rows[i] - top, shape))
     height = 0 if plan.in_place[0] else bottom - top
     width = 0 if plan.in_place[1] else right - left
-    plan.shares[rank, order] = Share(
-        schedule(plan, rank, order),
+    plan.shares[rank] = Share(
+        schedule(plan, rank),
         height,
         width,
         [columns[j] - left for j, _ in groups],
         strips,
         (height + width) * -(-plan.deepest // plan.steps),
-        order or Order(*(range(blocks) for each in plan.operands for blocks in each.grid)),
     )
-    return plan.shares[rank, order]
+    return plan.shares[rank]

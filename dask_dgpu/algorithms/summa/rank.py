@@ -86,7 +86,7 @@ class Messages:
             return
         sent = self.product.sent
         for piece, place in step.sends.placed:
-            values = self.product.operands[piece.operand][piece.name][piece.source]
+            values = self.product.operands[piece.operand][piece.block][piece.source]
             message, lost = self.out[place], 0
             if piece.form is None:
                 message.view(values.dtype).reshape(values.shape)[...] = values
@@ -181,7 +181,7 @@ class Pulls:
                 positions[at, (i, j)] = counts[owner]
                 counts[owner] += 1
                 if owner == comm.rank:
-                    offered.append(product.operands[at][product.share.order.name(at, (i, j))])
+                    offered.append(product.operands[at][i, j])
         window = comm.window(offered)
         return None if window is None else cls(window, positions)
 
@@ -379,7 +379,7 @@ class _Panels:
         panel = _Panel(buffer.reshape(share.height, depth), b, share.starts, left, right)
         self.device.after(self.marks[which])
         for piece in step.local:
-            panel.add(piece, self.product.operands[piece.operand][piece.name])
+            panel.add(piece, self.product.operands[piece.operand][piece.block])
         carrier.unpack(step, panel.place)
         return panel
 
@@ -426,21 +426,18 @@ def _strips(product: Product) -> list[_Strip]:
 
 def _blocks(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
     """Cut the strips into blocks, freeing each strip in turn."""
-    plan, order, blocks = product.plan, product.share.order, dict[Index, Array]()
+    plan, blocks = product.plan, dict[Index, Array]()
     while strips:
         strip = strips.pop(0)
         for (i, j), part in strip.cut(plan.b.cuts[1]):
             alone = part.shape == strip.sums.shape
-            blocks[order.rows[i], order.columns[j]] = part.astype(
-                plan.dtype, order="C", copy=not alone
-            )
+            blocks[i, j] = part.astype(plan.dtype, order="C", copy=not alone)
     return blocks
 
 
 def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
     """Add the partial sums of all layers; return this rank's blocks."""
     plan, comm, device = product.plan, product.comm, product.device
-    order = product.share.order
     heights, widths = np.diff(plan.a.rows).tolist(), np.diff(plan.b.columns).tolist()
     peers, layers = [comm.rank], {}
     if comm.rank in plan.positions:
@@ -469,5 +466,5 @@ def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
         for i, j in mine:
             part, total = total[: heights[i] * widths[j]], total[heights[i] * widths[j] :]
             part = part.reshape(heights[i], widths[j])
-            blocks[order.rows[i], order.columns[j]] = part.astype(plan.dtype, order="C", copy=True)
+            blocks[i, j] = part.astype(plan.dtype, order="C", copy=True)
         return blocks

@@ -13,7 +13,7 @@ Zeros are counted before the first step. Then both ends of a message know its fo
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -34,58 +34,31 @@ ALWAYS = 1.0
 """The density below which every piece with zeros is packed."""
 
 
-class Form(Protocol):
-    """The form of a piece that does not travel as it is."""
-
-    def encode(self, values: Array, message: Array) -> Any:
-        """Write a piece to its bytes in a message; return how many elements lost precision.
-
-        That is more than rounding changes. The count may be an array without axes.
-        """
-
-    def decode(self, message: Array, dtype: str, out: Array) -> None:
-        """Read a piece of an operand of ``dtype`` from a message."""
-
-
-class Encoding(Protocol):
-    """The form of an operand's pieces in messages."""
+@dataclass(frozen=True)
+class Exact:
+    """Pieces of an operand travel as they are."""
 
     @property
     def passes(self) -> int:
         """Passes over a message, to convert it on both ends."""
+        return 0
 
     def element_bytes(self, itemsize: int) -> int:
         """Return the bytes of an element of an operand with this ``itemsize``."""
+        return itemsize
 
     def piece_bytes(self, heights: Any, widths: Any, itemsize: int) -> Any:
         """Return the bytes of pieces of these heights and widths."""
+        return heights * widths * itemsize
 
     @property
     def form(self) -> Form | None:
         """The form of each piece, ``None`` if it travels as it is, or if no rank knows it yet."""
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Pieces travel as they are."""
-
-    @property
-    def passes(self) -> int:
-        return 0
-
-    def element_bytes(self, itemsize: int) -> int:
-        return itemsize
-
-    def piece_bytes(self, heights: Any, widths: Any, itemsize: int) -> Any:
-        return heights * widths * itemsize
-
-    @property
-    def form(self) -> None:
         return None
 
 
 @dataclass(frozen=True)
-class Half:
+class Half(Exact):
     """Pieces travel in half precision, with an exponent for each index along ``axis``."""
 
     dtype: str
@@ -111,10 +84,12 @@ class Half:
         return self
 
     def encode(self, values: Array, message: Array) -> Any:
+        """Write a piece to its message; return how many elements lost precision beyond rounding."""
         bits, exponents = self._parts(message, values.shape)
         return half.narrow(self._lines(values), bits, exponents, self.dtype)
 
     def decode(self, message: Array, dtype: str, out: Array) -> None:
+        """Read a piece of an operand of ``dtype`` from a message."""
         half.widen(*self._parts(message, out.shape), self._lines(out), self.dtype)
 
     def _parts(self, message: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
@@ -170,6 +145,9 @@ class Packed:
         zeros.unpack(message, self.nonzeros, dtype, out)
 
 
+Form = Half | Packed
+"""The form of a piece that does not travel as it is."""
+
 COUNTING = 4
 """Passes over an operand to count its zeros."""
 
@@ -216,7 +194,7 @@ def encoding(
     axis: int,
     sparse_threshold: SparseThreshold = None,
     machine: Machine | None = None,
-) -> Encoding:
+) -> Exact:
     """Return the encoding of the left operand, ``axis`` 0, or the right one.
 
     ``"auto"`` leaves zeros out on a ``machine`` on which this saves time: its network is slow

@@ -120,13 +120,13 @@ def _own_counts(product: Product, counts: Sequence[Counts]) -> dict[Source, int]
     """Return the counts of this rank's pieces; count those that are not counted yet."""
     steps, device = product.steps, product.device
     pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
-    known = {each: counts[piece.operand][piece.name] for each, piece in pieces.items()}
+    known = {each: counts[piece.operand][piece.block] for each, piece in pieces.items()}
     new = [each for each, kept in known.items() if each[2] not in kept]
     if new:
         found = device.zeros(len(new), "int64")
         for at, each in enumerate(new):
             piece = pieces[each]
-            found[at] = zeros.count(product.operands[piece.operand][piece.name][piece.source])
+            found[at] = zeros.count(product.operands[piece.operand][piece.block][piece.source])
         device.synchronize()
         for each, count in zip(new, device.to_host(found).tolist(), strict=True):
             known[each][each[2]] = count

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import SummaPlan, pieces
+from dask_dgpu.algorithms.summa.plan import SummaPlan
 
 Array = Any
 Block = tuple[int, int]
@@ -18,19 +18,17 @@ def summa_reference(plan: SummaPlan, a: Blocks, b: Blocks) -> dict[Block, Array]
     """Multiply with the plan's blocking and order of sums, sequentially, in NumPy."""
     partial: dict[Block, Array] = {}
     dtype = plan.accumulator
+    first, second = (np.zeros((x.rows[-1], x.columns[-1]), dtype) for x in plan.operands)
+    for whole, blocks, operand in zip((first, second), (a, b), plan.operands, strict=True):
+        for i, j in operand.indices():
+            down, along = operand.rows[i : i + 2], operand.columns[j : j + 2]
+            whole[slice(*down), slice(*along)] = blocks[i, j]
     for rank in sorted(plan.places, key=lambda rank: plan.positions[rank][2]):
         rows, columns = plan.rectangle(rank)
         total = np.zeros((rows[1] - rows[0], columns[1] - columns[0]), dtype)
         for step in range(plan.steps):
             lo, hi = plan.panel(rank, step)
-            panels = (
-                np.zeros((len(total), hi - lo), dtype),
-                np.zeros((hi - lo, total.shape[1]), dtype),
-            )
-            for operand, blocks in enumerate((a, b)):
-                for piece in pieces(plan, operand, rank, step):
-                    panels[operand][piece.target] = blocks[piece.block][piece.source]
-            total += panels[0] @ panels[1]
+            total += first[slice(*rows), lo:hi] @ second[lo:hi, slice(*columns)]
         r, c, _ = plan.positions[rank]
         for i, j in plan.final_layers(r, c):
             top, left = plan.a.rows[i] - rows[0], plan.b.columns[j] - columns[0]
