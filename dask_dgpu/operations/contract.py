@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
+from dask_dgpu.algorithms.contract.plan import OwnerPlan, StackPlan, cost, plan_owners
 from dask_dgpu.algorithms.contract.rank import contract_rank
 from dask_dgpu.algorithms.contract.stack import Stack
 from dask_dgpu.algorithms.summa.choose import traffic, workspace
@@ -32,26 +32,13 @@ from graph_opt.model.subscripts import Subscripts
 
 
 @dataclass(frozen=True)
-class TurnPlan(Bare):
+class TurnPlan(StackPlan):
     """A product of two matrices over all ranks for each element of the batch, in turn.
 
-    ``parts`` are the products for the blocks of the batch. The layouts of both stacks, their
-    dtypes and that of the result are as in :class:`OwnerPlan`.
+    ``parts`` are the products for the blocks of the batch.
     """
 
-    a: Layout
-    b: Layout
-    dtypes: tuple[str, str]
-    dtype: str
-    size: int
     parts: tuple[PartProduct, ...]
-
-    @cached_property
-    def result(self) -> Layout:
-        """The layout of the result."""
-        (batch, rows, _), (_, _, columns) = self.a.cuts, self.b.cuts
-        owners = (owner for part in self.parts for owner in MATMUL.layout(part).owners)
-        return Layout((batch, rows, columns), tuple(owners))
 
     @property
     def lengths(self) -> list[int]:
@@ -69,7 +56,7 @@ class TurnPlan(Bare):
     @property
     def peak_bytes(self) -> int:
         """Most bytes of a rank: its blocks of all three stacks, and the workspace of a product."""
-        return _share(self) + max(workspace(part.plan) for part in self.parts)
+        return self.share + max(workspace(part.plan) for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -95,12 +82,11 @@ def _plan(request: Request) -> ContractPlan:
         subscripts, inputs = subscripts.swapped, inputs[::-1]
     stacks = _stacks(subscripts, inputs, result, kept)
     a, b = (stack.layout(each.layout) for stack, each in zip(stacks, inputs, strict=False))
-    copied = [
-        0 if stack.views(each.layout) else stacked.share(rank, np.dtype(each.dtype).itemsize)
-        for stack, each, stacked in zip(stacks, inputs, (a, b), strict=False)
-        for rank in range(request.size)
-    ]
-    copied_bytes = max(map(sum, zip(copied[: request.size], copied[request.size :], strict=True)))
+    copied = np.zeros(request.size, np.int64)
+    for stack, each, stacked in zip(stacks, inputs, (a, b), strict=False):
+        if not stack.views(each.layout):
+            copied += stacked.shares(request.size, np.dtype(each.dtype).itemsize)
+    copied_bytes = int(copied.max())
     dtypes = inputs[0].dtype, inputs[1].dtype
     work = _best(request, a, b, dtypes, copied_bytes)
     return ContractPlan(stacks, work, result, swapped, copied_bytes)
@@ -154,7 +140,8 @@ def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) ->
             given = replace(request, inputs=pair, result=result, task=task, room=room)
             known[pair, room] = MATMUL.plan(given)
         parts.append(known[pair, room])
-    return TurnPlan(a, b, dtypes, request.result.dtype, request.size, tuple(parts))
+    owners = tuple(owner for part in parts for owner in MATMUL.layout(part).owners)
+    return TurnPlan(a, b, dtypes, result.dtype, request.size, owners, tuple(parts))
 
 
 def _others(
@@ -167,16 +154,13 @@ def _others(
 ) -> int:
     """Return the most bytes of a rank in other matrices than these, with even results."""
     sizes = [np.dtype(dtype).itemsize for dtype in dtypes]
-    held = (
-        sum(
-            (stack.share(rank, nbytes) - one.layout.share(rank, nbytes))
-            for stack, one, nbytes in zip((a, b), pair, sizes, strict=True)
-        )
-        for rank in range(size)
+    held = sum(
+        stack.shares(size, nbytes) - one.layout.shares(size, nbytes)
+        for stack, one, nbytes in zip((a, b), pair, sizes, strict=True)
     )
     products = a.cuts[0][-1] - 1
     made = products * prod(cuts[-1] for cuts in result.cuts) * np.dtype(result.dtype).itemsize
-    return max(held) + made // size
+    return int(np.max(held)) + made // size
 
 
 def _matrix(stack: Layout, at: int, dtype: str) -> Placed:
@@ -261,7 +245,7 @@ def _cost(plan: ContractPlan, machine: Machine) -> Cost:
 
 def _flops(plan: ContractPlan) -> float:
     work = plan.work
-    elements = sum(work.result.share(rank, 1) for rank in range(work.size))
+    elements = int(work.result.shares(work.size, 1).sum())
     return product_flops(elements * work.a.cuts[2][-1], work.dtype)
 
 
@@ -270,19 +254,6 @@ def _seconds(work: OwnerPlan | TurnPlan, machine: Machine) -> float:
         return cost(work, machine)
     costs = (MATMUL.cost(part, machine).seconds for part in work.parts)
     return sum(each * length for each, length in zip(costs, work.lengths, strict=True))
-
-
-def _share(plan: TurnPlan) -> int:
-    """Return the most bytes of a rank in the blocks of all three stacks."""
-    layouts = plan.a, plan.b, plan.result
-    dtypes = *plan.dtypes, plan.dtype
-    return max(
-        sum(
-            layout.share(rank, np.dtype(dtype).itemsize)
-            for layout, dtype in zip(layouts, dtypes, strict=True)
-        )
-        for rank in range(plan.size)
-    )
 
 
 CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, flops=_flops)

@@ -7,6 +7,8 @@ from itertools import product as cartesian
 from operator import attrgetter
 from typing import cast
 
+import numpy as np
+
 from dask_dgpu.algorithms.conv2d.plan import (
     Conv2dPlan,
     cost,
@@ -31,9 +33,8 @@ def _plan(request: Request) -> Conv2dPlan:
     wanted = set(request.result.indices())
     blocks, *parts = tilings(request.result.cuts, wanted, request.size)
     plan = _tiled(request, blocks)
-    shares = [plan.tiles.share(rank, 1) for rank in range(request.size)]
-    plans = [plan]
-    if max(shares) * request.size > EVEN * sum(shares):
+    shares, plans = plan.tiles.shares(request.size, 1), [plan]
+    if shares.max() * request.size > EVEN * shares.sum():
         plans += [_tiled(request, cuts) for cuts in parts]
     best = min(plans, key=partial(cost, machine=request.machine))
     if not request.excess(_peak(best)):
@@ -59,8 +60,7 @@ def _tiled(request: Request, cuts: tuple[Cuts, ...], *, roomy: bool = True) -> C
     owners = place(x, Value(near, result.dtype, tiles), request.size).owners
     tiled = Layout(cuts, owners)
     target = tiled if cuts == result.cuts else place(tiled, result, request.size)
-    itemsize = dtype_named(result.dtype).itemsize
-    share = max(target.share(rank, itemsize) for rank in range(request.size))
+    share = int(target.shares(request.size, dtype_named(result.dtype).itemsize).max())
     return plan_conv2d(
         convolution,
         x,
@@ -97,14 +97,13 @@ def _cost(plan: Conv2dPlan, machine: Machine) -> Cost:
 
 def _peak(plan: Conv2dPlan) -> int:
     layouts = (*(each.layout for each in plan.gathers), plan.result)
-    itemsize = plan.windows.itemsize
-    shares = (sum(each.share(rank, itemsize) for each in layouts) for rank in range(plan.size))
-    return max(shares) + workspace(plan)
+    shares = [each.shares(plan.size, plan.windows.itemsize) for each in layouts]
+    return int(np.sum(shares, axis=0).max()) + workspace(plan)
 
 
 def _flops(plan: Conv2dPlan) -> float:
     each = plan.convolution.operations(plan.windows.layout.shape[1])
-    return sum(plan.tiles.share(rank, each) for rank in range(plan.size))
+    return int(plan.tiles.shares(plan.size, each).sum())
 
 
 def _strategy(plan: Conv2dPlan) -> str:

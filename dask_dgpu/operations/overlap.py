@@ -25,14 +25,11 @@ def _cost(plan: HaloPlan, machine: Machine) -> Cost:
     moved = traffic(plan)
     received = moved.sum(axis=0).tolist()
     messages = int(np.count_nonzero(moved))
-    shares = (
-        plan.layout.share(rank, plan.itemsize) + plan.target.share(rank, plan.itemsize)
-        for rank in range(plan.size)
-    )
+    before, after = (each.shares(plan.size, plan.itemsize) for each in (plan.layout, plan.target))
     return Cost(
         seconds=cost(plan, machine),
         moved_bytes=max(received),
-        peak_bytes=max(shares) + workspace(plan),
+        peak_bytes=int((before + after).max()) + workspace(plan),
         text=f"ghost cells in {counted(messages, 'message')}",
         details=(("messages", messages), ("total_bytes", sum(received))),
     )

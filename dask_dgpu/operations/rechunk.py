@@ -41,7 +41,7 @@ def _plan(request: Request) -> RechunkPlan:
     source = given if request.task is None else given.transposed(request.task)
     target = place(source.layout, request.result, request.size)
     dtype, size, machine = request.result.dtype, request.size, request.machine
-    share = max(target.share(rank, np.dtype(dtype).itemsize) for rank in range(size))
+    share = int(target.shares(size, np.dtype(dtype).itemsize).max())
 
     def planned(spare: int) -> RedistributePlan:
         limit, units = buffer_bytes(share, spare, machine), units_for(size, machine)
@@ -56,8 +56,8 @@ def _plan(request: Request) -> RechunkPlan:
 
 def _held(plan: RedistributePlan) -> int:
     """Return the most bytes of a rank in blocks of source and target."""
-    ends, itemsize = (plan.source, plan.target), plan.itemsize
-    return max(sum(each.share(rank, itemsize) for each in ends) for rank in range(plan.size))
+    source, target = (each.shares(plan.size, plan.itemsize) for each in (plan.source, plan.target))
+    return int((source + target).max())
 
 
 def _run(

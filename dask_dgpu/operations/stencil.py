@@ -58,7 +58,7 @@ def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
 
 def _flops(sweeps: Sweeps) -> float:
     plan = sweeps.plan
-    elements = sum(plan.source.share(rank, 1) for rank in range(plan.size))
+    elements = int(plan.source.shares(plan.size, 1).sum())
     return 2 * len(plan.taps.weights) * elements * sweeps.iterations
 
 

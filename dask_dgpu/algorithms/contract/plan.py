@@ -24,7 +24,7 @@ ENOUGH = 4
 
 
 @dataclass(frozen=True)
-class OwnerPlan(Bare):
+class StackPlan(Bare):
     """The plan of one product of stacks on ``size`` ranks.
 
     Parameters
@@ -39,9 +39,6 @@ class OwnerPlan(Bare):
         Number of ranks of the communicator.
     owners : tuple of int
         The rank that computes each block of the result (batch, rows, columns), in row-major order.
-    rounds : int
-        Each rank computes its blocks in so many rounds, and receives what it lacks for a round
-        during the one before.
     """
 
     a: Layout
@@ -50,7 +47,6 @@ class OwnerPlan(Bare):
     dtype: str
     size: int
     owners: tuple[int, ...]
-    rounds: int = 1
 
     @property
     def accumulator(self) -> str:
@@ -62,6 +58,23 @@ class OwnerPlan(Bare):
         """The layout of the result."""
         (batch, rows, _), (_, _, columns) = self.a.cuts, self.b.cuts
         return Layout((batch, rows, columns), self.owners)
+
+    @property
+    def share(self) -> int:
+        """Most bytes of a rank in the blocks of all three stacks."""
+        stacks = zip((self.a, self.b, self.result), (*self.dtypes, self.accumulator), strict=True)
+        shares = [layout.shares(self.size, np.dtype(dtype).itemsize) for layout, dtype in stacks]
+        return int(np.sum(shares, axis=0).max())
+
+
+@dataclass(frozen=True)
+class OwnerPlan(StackPlan):
+    """A product in which each rank computes whole blocks, in so many ``rounds``.
+
+    It receives what it lacks for a round during the one before.
+    """
+
+    rounds: int = 1
 
     @cached_property
     def turns(self) -> Ints:
@@ -114,12 +127,7 @@ class OwnerPlan(Bare):
     @property
     def peak_bytes(self) -> int:
         """Most bytes of a rank: its blocks of all three stacks, and received blocks."""
-        stacks = (self.a, self.dtypes[0]), (self.b, self.dtypes[1]), (self.result, self.accumulator)
-        shares = (
-            sum(layout.share(rank, np.dtype(dtype).itemsize) for layout, dtype in stacks)
-            for rank in range(self.size)
-        )
-        return max(shares) + self.held
+        return self.share + self.held
 
 
 def held_bytes(plan: OwnerPlan, which: int) -> Ints:
@@ -209,7 +217,7 @@ def cost(plan: OwnerPlan, machine: Machine) -> float:
     """Predict the seconds of a plan."""
     (m, k, n), inner = _block(plan), plan.a.grid[2]
     itemsize = np.dtype(plan.accumulator).itemsize
-    elements = max(plan.result.share(rank, 1) for rank in range(plan.size))
+    elements = int(plan.result.shares(plan.size, 1).max())
     rate = machine.product_rate((m, k, n), plan.accumulator)
     compute = 2 * elements * (plan.a.cuts[2][-1] + inner * machine.ramp) / rate
     compute = max(compute, 2 * inner * elements * itemsize / machine.memory_bandwidth)

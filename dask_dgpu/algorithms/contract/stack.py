@@ -83,15 +83,11 @@ class Stack(Bare):
     @cached_property
     def places(self) -> dict[Index, Index]:
         """The index in the stack of each block of the array that is in it."""
-        found = {}
-        counts = [[len(self.kept[axis]) for axis in group] for group in self.groups]
-        for at in cartesian(*(range(len(blocks)) for blocks in self.kept)):
-            index = tuple(blocks[k] for blocks, k in zip(self.kept, at, strict=True))
-            found[index] = tuple(
-                _row_major([at[axis] for axis in group], along)
-                for group, along in zip(self.groups, counts, strict=True)
-            )
-        return found
+        grid = (prod(len(self.kept[axis]) for axis in group) for group in self.groups)
+        ordered = cartesian(*(self.kept[axis] for axis in self.order))
+        back = np.argsort(self.order).tolist()
+        places = zip(ordered, cartesian(*map(range, grid)), strict=True)
+        return {tuple([at[axis] for axis in back]): place for at, place in places}
 
     def blocks(self, blocks: Blocks) -> dict[Index, Array]:
         """Return the blocks of the stack, given those of the array."""
@@ -125,10 +121,3 @@ class Stack(Bare):
         place = {axis: at for at, axis in enumerate(long)}
         groups = ([place[axis] for axis in group if axis in place] for group in self.groups)
         return all(right == left + 1 for group in groups for left, right in pairwise(group))
-
-
-def _row_major(at: Sequence[int], counts: Sequence[int]) -> int:
-    place = 0
-    for along, blocks in zip(at, counts, strict=True):
-        place = place * blocks + along
-    return place

@@ -246,23 +246,22 @@ def workspace(plan: Conv2dPlan) -> int:
     These are assembled windows and weights, tiles, messages, and the copies of a library: of the
     largest window and the largest tile.
     """
-    itemsize, ranks = plan.windows.itemsize, range(plan.size)
-    most = sum(halo.workspace(each) for each in plan.gathers)
-    kept = [sum(each.target.share(rank, itemsize) for each in plan.gathers) for rank in ranks]
+    itemsize, most = plan.windows.itemsize, sum(halo.workspace(each) for each in plan.gathers)
+    kept = np.sum([each.target.shares(plan.size, itemsize) for each in plan.gathers], axis=0)
     if plan.merge is not None:
-        kept = [more + plan.tiles.share(rank, itemsize) for rank, more in enumerate(kept)]
+        kept += plan.tiles.shares(plan.size, itemsize)
         most += redistribute.workspace(plan.merge)
     lengths = (max((each.length for each in along), default=0) for along in plan.windows.windows)
     largest = int(np.prod([*lengths], dtype=np.int64))
     tile = int(np.prod([max(along, default=0) for along in plan.tiles.lengths], dtype=np.int64))
-    return most + max(kept) + (largest + tile) * itemsize
+    return most + int(kept.max()) + (largest + tile) * itemsize
 
 
 def cost(plan: Conv2dPlan, machine: Machine) -> float:
     """Predict the seconds of a plan: transfers at once, then the work of the busiest rank."""
     windows, at_once = plan.windows, replace(machine, latency=0.0)
     each = plan.convolution.operations(windows.layout.shape[1])
-    most = max(plan.tiles.share(rank, each) for rank in range(plan.size))
+    most = int(plan.tiles.shares(plan.size, each).max())
     seconds = most / machine.product_rate((TALL, TALL, TALL), windows.dtype)
     seconds += sum(halo.cost(gather, at_once) for gather in plan.gathers)
     if any(halo.traffic(gather).any() for gather in plan.gathers):

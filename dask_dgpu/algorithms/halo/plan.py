@@ -349,6 +349,6 @@ def cost(plan: Assembly, machine: Machine, *, copied: bool = True) -> float:
     transfer = transfer_seconds(counts, machine) + (machine.latency if counts.any() else 0.0)
     inside = 0
     if copied:
-        inside = max(plan.target.share(rank, plan.itemsize) for rank in range(plan.size))
+        inside = int(plan.target.shares(plan.size, plan.itemsize).max())
     packed = 2 * int((sent + received).max(initial=0))
     return packed / machine.memory_bandwidth + max(transfer, 2 * inside / machine.memory_bandwidth)

@@ -179,11 +179,11 @@ def cost(ranked: RankedPencil, machine: Machine) -> float:
     seconds = sum(exchange_cost(move, machine) for move in ranked.moves if move is not None)
     work = ranked.plan.flops / (machine.transform_share * machine.flops)
     # the busiest rank's share of the work, in the least even stage
-    shares = [1.0 / ranked.size]
-    for layout in ranked.layouts[:-1]:
-        if total := math.prod(layout.shape):
-            shares += (layout.share(rank, 1) / total for rank in range(ranked.size))
-    return seconds + work * max(shares)
+    shares = (
+        float(layout.shares(ranked.size, 1).max()) / max(1, math.prod(layout.shape))
+        for layout in ranked.layouts[:-1]
+    )
+    return seconds + work * max([1.0 / ranked.size, *shares])
 
 
 def peak(ranked: RankedPencil) -> int:
@@ -194,8 +194,7 @@ def peak(ranked: RankedPencil) -> int:
     plan, most, there = ranked.plan, [], 0
 
     def held(layout: Layout, dtype: str) -> Any:
-        itemsize = np.dtype(dtype).itemsize
-        return np.array([layout.share(rank, itemsize) for rank in range(ranked.size)])
+        return layout.shares(ranked.size, np.dtype(dtype).itemsize)
 
     kept, intermediate = held(ranked.source, plan.dtype), 0
     steps = zip(ranked.moves, ranked.layouts, plan.exchanges, strict=True)
