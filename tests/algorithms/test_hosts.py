@@ -77,7 +77,7 @@ def least_bytes(plan: SummaPlan) -> Counter[int]:
             needed = np.zeros(owner.shape, bool)
             for rank, (_, _, layer) in plan.positions.items():
                 if host[rank] == at:
-                    part, inner = plan.rectangle(rank)[operand], plan.depth_spans[layer]
+                    part, inner = plan.rectangle(rank)[operand], plan.spans[2][layer]
                     spans = (part, inner) if operand == 0 else (inner, part)
                     needed[slice(*spans[0]), slice(*spans[1])] = True
             found[at] += 8 * int((needed & (owner != at)).sum())

@@ -297,7 +297,7 @@ def check_workspace(plan: SummaPlan, rank: int, device: CountingDevice) -> None:
     buffers = sum(device.allocated) - sums - messages
     assert buffers <= workspace(plan) - (plan.sum_bytes if layers else 0)
     assert sums + messages <= plan.reduction_bytes + kept(plan, rank) or not layers
-    deepest = max(hi - lo for lo, hi in plan.depth_spans)
+    deepest = max(hi - lo for lo, hi in plan.spans[2])
     assert workspace(plan) <= plan.workspace_limit or plan.steps >= deepest or layers
 
 

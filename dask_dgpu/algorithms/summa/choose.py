@@ -30,13 +30,14 @@ from dask_dgpu.algorithms.summa.plan import (
     Mesh,
     Moves,
     Operand,
+    Spans,
     Strategy,
     SummaPlan,
-    moves,
+    moves_of,
 )
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
 from graph_opt.model.cost import Machine, host_by_rank, link_seconds, pipelined
-from graph_opt.model.layout import Cuts
+from graph_opt.model.layout import Cuts, block_spans, even_spans
 
 STEPS = (1, 2, 4, 8, 16)
 """Numbers of panels; more were never faster, since each costs a collective."""
@@ -92,10 +93,10 @@ def plan_summa(
     owned = int((a.shares(size, a.itemsize) + b.shares(size, b.itemsize)).max())
     chosen = _candidates(a, b, size, machine, strategy, mesh)
     reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
-    hosts = machine.hosts if machine.spread_over(size) else ()
     exact = not any(isinstance(each.encoding, Sparse) for each in (a, b))
+    hosts = machine.hosts if exact and machine.spread_over(size) else ()
     even = [
-        (SummaPlan(a, b, dtype, size, each, (), 1, 1, reads, hosts=hosts if exact else ()), part)
+        (SummaPlan(a, b, dtype, size, each, _even(a, b, each), (), 1, 1, reads, hosts=hosts), part)
         for each, part in chosen
     ]
     for bare, part in [*even, *_by_owners(even)]:
@@ -202,24 +203,30 @@ def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]
     return flat or found  # no mesh has two axes on fewer than four ranks
 
 
+def _even(a: Operand, b: Operand, mesh: Mesh) -> Spans:
+    """Divide rows, columns and contraction evenly."""
+    rows, columns, depth = mesh
+    layers = even_spans(0, a.columns[-1], depth)
+    return block_spans(a.rows, rows), block_spans(b.columns, columns), layers
+
+
 def _by_owners(plans: list[Candidate]) -> list[Candidate]:
     """Divide rows, columns and contraction by the owners of their blocks, if this is possible.
 
     Blocks of a rank must be side by side, and the ranks as many as the mesh has along the axis.
     """
     a, b = plans[0][0].a, plans[0][0].b
-    cuts = a.rows, b.columns, a.columns
-    edges = list(map(_edges, owners_along(a, b, plans[0][0].size), cuts))
+    owners = owners_along(a, b, plans[0][0].size)
+    rows, columns, inner = map(_edges, owners, (a.rows, b.columns, a.columns))
+    edges = rows, columns, [a.columns[at] for at in inner]
     found = []
     for plan, part in plans:
-        rows, columns, inner = (
-            tuple(pairwise(each)) if len(each) == extent + 1 > 2 else ()
-            for each, extent in zip(edges, plan.mesh, strict=True)
+        first, second, third = (
+            tuple(pairwise(each)) if len(each) == len(even) + 1 > 2 else even
+            for each, even in zip(edges, plan.spans, strict=True)
         )
-        layers = tuple((a.columns[lo], a.columns[hi]) for lo, hi in inner)
-        owned = replace(plan, rows=rows, columns=columns, layers=layers)
-        if owned.spans != plan.spans:
-            found.append((owned, part))
+        if (first, second, third) != plan.spans:
+            found.append((replace(plan, spans=(first, second, third)), part))
     return found
 
 
@@ -286,7 +293,7 @@ def transfers_of(plan: SummaPlan, machine: Machine, received: float) -> Machine:
 
 def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
     """Whether every rank owns all blocks of an operand that it multiplies."""
-    starts = {lo for lo, _ in plan.depth_spans}
+    starts = {lo for lo, _ in plan.spans[2]}
     if plan.mesh[1 - which] > 1 or not starts.issubset(plan.operands[which].cuts[1 - which]):
         return False  # several ranks need a block
     places = np.reshape(plan.places, (1, plan.mesh[which], plan.mesh[2]))
@@ -301,7 +308,7 @@ def _owned_bytes(plan: SummaPlan, which: int) -> Floats:
         ranks, sizes = ranks.T, sizes.T
     nbytes = np.zeros((plan.size, len(spans), plan.mesh[2]))
     parts = np.repeat(np.arange(len(spans)), [hi - lo for lo, hi in spans])
-    starts = [lo for lo, _ in plan.depth_spans]
+    starts = [lo for lo, _ in plan.spans[2]]
     middles = (np.array(inner[:-1]) + inner[1:]) / 2
     # the layer of most of each chunk
     layers = np.maximum(np.searchsorted(starts, middles, side="right") - 1, 0)
@@ -494,7 +501,7 @@ def by_step(plan: SummaPlan) -> Ints:
     """
     shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
     found = _sent(plan)
-    at = [((found.step * shape[1] + found.level) * 2 + way) * plan.size for way in (0, 1)]
+    at = [((found.step * shape[1] + found.passed) * 2 + way) * plan.size for way in (0, 1)]
     ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
     nbytes = np.concatenate([found.nbytes, found.nbytes])
     return np.bincount(ranks, nbytes, prod(shape)).reshape(shape).astype(np.int64)
@@ -504,11 +511,11 @@ def by_level(plan: SummaPlan) -> Ints:
     """Return the bytes that each rank sends to each in all steps, ``[level, sender, receiver]``."""
     shape = 2 if plan.hosts else 1, plan.size, plan.size
     found = _sent(plan)
-    pair = (found.level * plan.size + found.source) * plan.size + found.target
+    pair = (found.passed * plan.size + found.source) * plan.size + found.target
     return np.bincount(pair, found.nbytes, prod(shape)).reshape(shape).astype(np.int64)
 
 
 def _sent(plan: SummaPlan) -> Moves:
-    table = moves(plan)
-    some = table.source != table.target
-    return Moves(*(column[some] for column in table))
+    _, moves = moves_of(plan)
+    some = moves.source != moves.target
+    return Moves(*(column[some] for column in moves))

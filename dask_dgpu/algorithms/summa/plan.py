@@ -26,7 +26,6 @@ from graph_opt.model.layout import (
     Cuts,
     Layout,
     Span,
-    block_spans,
     even_spans,
 )
 
@@ -108,6 +107,7 @@ class Operand(Layout):
 
 
 Mesh = tuple[int, int, int]
+Spans = tuple[tuple[Span, ...], tuple[Span, ...], tuple[Span, ...]]
 
 WIDE = 512
 """Columns of a block that is multiplied alone: a wider product is not faster."""
@@ -127,6 +127,9 @@ class SummaPlan(Bare):
         Number of ranks of the communicator.
     mesh : tuple of int
         Ranks along the rows, the columns and the contraction; their product is at most ``size``.
+    spans : tuple of tuple of (int, int)
+        Block rows of C for each row of the mesh, block columns of C for each column, and positions
+        along the contraction for each layer.
     places : tuple of int
         The rank at each position of the mesh, in row-major order.
     steps : int
@@ -139,9 +142,6 @@ class SummaPlan(Bare):
     in_place : tuple of bool
         Whether the blocks of A, and those of B, are multiplied where they lie. Every rank then owns
         the blocks that it needs, and has no panel of that operand.
-    rows, columns, layers : tuple of (int, int)
-        Block rows of C for each row of the mesh, block columns of C for each column, and positions
-        along the contraction for each layer; even shares if empty.
     hosts : tuple of int
         Number of ranks on each host if a host gets each piece from other hosts once, and its ranks
         pass it on; else empty.
@@ -152,14 +152,12 @@ class SummaPlan(Bare):
     dtype: str
     size: int
     mesh: Mesh
+    spans: Spans
     places: tuple[int, ...]
     steps: int
     nominal_steps: int
     one_sided: bool = False
     in_place: tuple[bool, bool] = (False, False)
-    rows: tuple[Span, ...] = ()
-    columns: tuple[Span, ...] = ()
-    layers: tuple[Span, ...] = ()
     hosts: Hosts = ()
 
     @property
@@ -177,11 +175,6 @@ class SummaPlan(Bare):
         """Whether pieces of an operand may travel without their zeros."""
         return any(isinstance(operand.encoding, Sparse) for operand in self.operands)
 
-    @property
-    def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """Block rows, block columns and positions along the contraction, each by the mesh."""
-        return self.row_spans, self.column_spans, self.depth_spans
-
     @cached_property
     def accumulator(self) -> str:
         """The dtype of panels and sums on a host."""
@@ -193,31 +186,16 @@ class SummaPlan(Bare):
         return {}
 
     @cached_property
-    def row_spans(self) -> tuple[Span, ...]:
-        """Block rows of C for each row of the mesh."""
-        return self.rows or block_spans(self.a.rows, self.mesh[0])
-
-    @cached_property
-    def column_spans(self) -> tuple[Span, ...]:
-        """Block columns of C for each column of the mesh."""
-        return self.columns or block_spans(self.b.columns, self.mesh[1])
-
-    @cached_property
     def extents(self) -> tuple[int, int]:
         """Most rows and most columns of C that a rank computes."""
-        spans = (self.a.rows, self.row_spans), (self.b.columns, self.column_spans)
+        spans = (self.a.rows, self.spans[0]), (self.b.columns, self.spans[1])
         rows, columns = (max(cuts[hi] - cuts[lo] for lo, hi in parts) for cuts, parts in spans)
         return rows, columns
-
-    @cached_property
-    def depth_spans(self) -> tuple[Span, ...]:
-        """Positions along the contraction for each layer of the mesh."""
-        return self.layers or even_spans(0, self.a.columns[-1], self.mesh[2])
 
     @property
     def deepest(self) -> int:
         """Most positions along the contraction of a layer."""
-        return max(hi - lo for lo, hi in self.depth_spans)
+        return max(hi - lo for lo, hi in self.spans[2])
 
     @property
     def itemsize(self) -> int:
@@ -240,7 +218,7 @@ class SummaPlan(Bare):
         if rank not in self.positions:
             return (0, 0), (0, 0)
         r, c, _ = self.positions[rank]
-        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
+        (i0, i1), (j0, j1) = self.spans[0][r], self.spans[1][c]
         return (self.a.rows[i0], self.a.rows[i1]), (self.b.columns[j0], self.b.columns[j1])
 
     def panel(self, rank: int, step: int) -> Span:
@@ -264,7 +242,7 @@ class SummaPlan(Bare):
 
     def panels(self, layer: int) -> tuple[Span, ...]:
         """Return the positions of each panel of a layer."""
-        return even_spans(*self.depth_spans[layer], self.steps)
+        return even_spans(*self.spans[2][layer], self.steps)
 
     @cached_property
     def host_of(self) -> Ints:
@@ -295,7 +273,7 @@ class SummaPlan(Bare):
 
     def final_layers(self, r: int, c: int) -> dict[Block, int]:
         """Return the final layer of each block in a rectangle of C."""
-        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
+        (i0, i1), (j0, j1) = self.spans[0][r], self.spans[1][c]
         blocks = list(cartesian(range(i0, i1), range(j0, j1)))
         return dict(zip(blocks, self._layers_of(len(blocks)).tolist(), strict=True))
 
@@ -334,7 +312,7 @@ class SummaPlan(Bare):
         if rank not in self.positions:
             return ((0, 0),)
         r, c, _ = self.positions[rank]
-        (i0, i1), (j0, j1) = self.row_spans[r], self.column_spans[c]
+        (i0, i1), (j0, j1) = self.spans[0][r], self.spans[1][c]
         rows, columns = self.a.rows, self.b.columns
         tallest = max((rows[i + 1] - rows[i] for i in range(i0, i1)), default=0)
         row_bytes = tallest * self.itemsize
@@ -379,7 +357,7 @@ class SummaPlan(Bare):
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
         found: dict[Block, Ints] = {}
         for (r, rows), (c, columns) in cartesian(
-            enumerate(self.row_spans), enumerate(self.column_spans)
+            enumerate(self.spans[0]), enumerate(self.spans[1])
         ):
             nbytes = np.outer(heights[slice(*rows)], widths[slice(*columns)]).ravel()
             layers = self._layers_of(nbytes.size)
@@ -449,66 +427,66 @@ class Step:
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
     """Return the steps of one rank: its rows of the table of all moves."""
     steps = [Step(plan.panel(rank, at), plan.size) for at in range(plan.steps)]
-    table, known = moves(plan), dict[int, Piece]()
-    mine = (table.source == rank) | (table.target == rank)
-    sent = table.source != table.target
-    for at in np.unique(table.step[sent & mine if plan.hosts else sent]):
+    rectangles, moves = moves_of(plan)
+    known: dict[int, Piece] = {}
+    mine = (moves.source == rank) | (moves.target == rank)
+    sent = moves.source != moves.target
+    for at in np.unique(moves.step[sent & mine if plan.hosts else sent]):
         steps[at].moves = True
-    for row in map(Moves._make, zip(*(column[mine].tolist() for column in table), strict=True)):
-        if row.piece not in known:
-            known[row.piece] = _piece(plan, row)
-        step, piece = steps[row.step], known[row.piece]
-        if row.source == row.target:
+    for at, number, passed, source, target, _ in zip(
+        *(column[mine].tolist() for column in moves), strict=True
+    ):
+        if number not in known:
+            known[number] = _piece(plan, *rectangles[:, number].tolist())
+        step, piece = steps[at], known[number]
+        if source == target:
             step.local.append(piece)
-        elif row.source == rank:
-            (step.passes if row.level else step.sends)[row.target].append(piece)
+        elif source == rank:
+            (step.passes if passed else step.sends)[target].append(piece)
         else:
-            (step.passed if row.level else step.receives)[row.source].append(piece)
+            (step.passed if passed else step.receives)[source].append(piece)
     return steps
 
 
-def _piece(plan: SummaPlan, row: Moves) -> Piece:
-    matrix, shape = plan.operands[row.operand], (row.height, row.width)
+def _piece(plan: SummaPlan, operand: int, i: int, j: int, *corners: int) -> Piece:
+    """Return a piece, given its corners in its block and in the panel, and its shape."""
+    *starts, height, width = corners
+    matrix = plan.operands[operand]
     source, target = (
-        (slice(top, top + row.height), slice(left, left + row.width))
-        for top, left in ((row.top, row.left), (row.down, row.across))
+        (slice(top, top + height), slice(left, left + width))
+        for top, left in (starts[:2], starts[2:])
     )
-    nbytes, block = matrix.piece_bytes(*shape), (row.i, row.j)
-    return Piece(row.operand, block, source, target, shape, nbytes, matrix.encoding.form)
+    nbytes = matrix.piece_bytes(height, width)
+    form = matrix.encoding.form
+    return Piece(operand, (i, j), source, target, (height, width), nbytes, form)
 
 
 class Moves(NamedTuple):
-    """What every rank gets in every step, a column for each property; its own pieces too.
+    """What each rank gets in each step, of other ranks and of its own, as columns.
 
-    Columns are the operand, the block row and column, the piece's first row and column in its
-    block and in the panel, its shape and its bytes in a message, the number of the piece, and from
-    and to which rank it goes. On several hosts, what ranks of a host pass on is a second level.
+    ``piece`` is a number, ``passed`` whether a rank of the same host passes it on, and ``nbytes``
+    are its bytes in a message.
     """
 
-    operand: Any
-    i: Any
-    j: Any
-    top: Any
-    left: Any
-    down: Any
-    across: Any
-    height: Any
-    width: Any
-    nbytes: Any
-    piece: Any
-    step: Any
-    level: Any
-    source: Any
-    target: Any
+    step: Ints
+    piece: Ints
+    passed: Ints
+    source: Ints
+    target: Ints
+    nbytes: Ints
 
 
-def moves(plan: SummaPlan) -> Moves:
-    """Return what all ranks send to each other, in an order that both ends of a message know."""
+def moves_of(plan: SummaPlan) -> tuple[Ints, Moves]:
+    """Return a column for each piece, and all moves of pieces.
+
+    The columns are those of :func:`_pieces_of`. Both ends of a message know the order of its
+    pieces: that of the moves.
+    """
     if not plan.places:
-        return Moves(*np.zeros((len(Moves._fields), 0), np.int64))
+        return np.zeros((0, 0), np.int64), Moves(*np.zeros((len(Moves._fields), 0), np.int64))
     groups, find = plan.sharing, cache(partial(_pieces_of, plan))
     found = [find(operand, part, layer) for operand, part, layer, _ in groups]
-    *pieces, owner, panel = np.concatenate(found, axis=1)
+    *pieces, owner, panel, nbytes = np.concatenate(found, axis=1)
     group = np.repeat(np.arange(len(groups)), [each.shape[1] for each in found])
     # panels wrap around
     first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
@@ -529,15 +507,15 @@ def moves(plan: SummaPlan) -> Moves:
     rows = []
     for there, passed, source, target in ways:
         some = np.flatnonzero(there & ((source != target) | ~passed))
-        columns = (*pieces, np.arange(len(owner)), step, passed, source, target)
-        rows.append([column[some] for column in columns])
-    return Moves(*map(np.concatenate, zip(*rows, strict=True)))
+        rows.append((step[some], some, passed[some], source[some], target[some], nbytes[some]))
+    return np.array(pieces), Moves(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 def _pieces_of(plan: SummaPlan, operand: int, part: int, layer: int) -> Ints:
-    """Return the pieces of a part of the mesh in a layer, a row for each of their properties.
+    """Return the pieces of a part of the mesh in a layer, a column for each.
 
-    These are the first columns of ``Moves``, the owner and the panel.
+    It has the operand, the block, the corner in the block and in the panel, the shape, the owner,
+    the panel, and the bytes in a message.
     """
     matrix, (lo, hi) = plan.operands[operand], plan.spans[operand][part]
     along, contraction = (np.array(matrix.cuts[axis]) for axis in (operand, 1 - operand))
@@ -550,7 +528,7 @@ def _pieces_of(plan: SummaPlan, operand: int, part: int, layer: int) -> Ints:
     panel = panel if operand == 0 else panel[:, None]
     nbytes = aligned(matrix.piece_bytes(height, width))
     place = operand, i, j, top, left, down, across, height, width
-    found = np.broadcast_arrays(*place, nbytes, matrix.ranks[i, j], panel)
+    found = np.broadcast_arrays(*place, matrix.ranks[i, j], panel, nbytes)
     return np.array([each.ravel() for each in found])
 
 
@@ -595,7 +573,7 @@ def share_of(plan: SummaPlan, rank: int) -> Share:
     groups, strips = plan.groups(rank), []
     rows, columns = plan.a.rows, plan.b.columns
     r = plan.positions[rank][0] if rank in plan.positions else None
-    for i in range(*plan.row_spans[r]) if r is not None else ():
+    for i in range(*plan.spans[0][r]) if r is not None else ():
         for group, (j0, j1) in enumerate(groups):
             shape = rows[i + 1] - rows[i], columns[j1] - columns[j0]
             strips.append((i, (j0, j1), group, rows[i] - top, shape))
