@@ -91,10 +91,11 @@ def plan_summa(
         raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size, a.itemsize) + b.shares(size, b.itemsize)).max())
-    chosen = _candidates(a, b, size, machine, strategy, mesh)
+    meshes, spread = [mesh] if mesh else _meshes(a, b, size, strategy), machine.spread_over(size)
+    chosen = quickest(meshes, a, b, machine) if spread else [(each, None) for each in meshes]
     reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
     exact = not any(isinstance(each.encoding, Sparse) for each in (a, b))
-    hosts = machine.hosts if exact and machine.spread_over(size) else ()
+    hosts = machine.hosts if exact and spread else ()
     even = [
         (SummaPlan(a, b, dtype, size, each, _even(a, b, each), (), 1, 1, reads, hosts=hosts), part)
         for each, part in chosen
@@ -176,15 +177,6 @@ def cost(plan: SummaPlan, machine: Machine, received: float, first: float) -> fl
         seconds += machine.latency + partial * (depth - 1) / depth / machine.bandwidth
         seconds += 3 * partial / machine.memory_bandwidth
     return seconds
-
-
-def _candidates(
-    a: Operand, b: Operand, size: int, machine: Machine, strategy: Strategy, mesh: Mesh | None
-) -> list[tuple[Mesh, Mesh | None]]:
-    """Return meshes to compare, and the part of a host in each; on one host all meshes."""
-    if not machine.spread_over(size):
-        return [(each, None) for each in ([mesh] if mesh else _meshes(a, b, size, strategy))]
-    return quickest([mesh] if mesh else _meshes(a, b, size, strategy), a, b, machine)
 
 
 def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]:
@@ -281,14 +273,7 @@ def _placed(
     received = max(0.0, float((needed[seats] - local[ranks, seats]).max()))
     placed = replace(plan, places=tuple(places.tolist()))
     stays = [_stays(placed, which, owned[which]) for which in (0, 1)]
-    return placed, received, stays, linked(placed, machine, owned, received)
-
-
-def transfers_of(plan: SummaPlan, machine: Machine, received: float) -> Machine:
-    """Return the machine with the bandwidth of a plan's transfers; see :func:`linked`."""
-    if not machine.spread_over(plan.size):
-        return machine
-    return linked(plan, machine, [_owned_bytes(plan, which) for which in (0, 1)], received)
+    return placed, received, stays, transfers_of(placed, machine, received, owned)
 
 
 def _stays(plan: SummaPlan, which: int, nbytes: Floats) -> bool:
@@ -404,16 +389,19 @@ def seated(local: Floats, plan: SummaPlan, part: Mesh, hosts: tuple[int, ...]) -
     return tuple(whole.ravel().tolist())
 
 
-def linked(plan: SummaPlan, machine: Machine, owned: list[Floats], received: float) -> Machine:
+def transfers_of(
+    plan: SummaPlan, machine: Machine, received: float, owned: list[Floats] | None = None
+) -> Machine:
     """Return the machine with the bandwidth of this plan's transfers, as if on one host.
 
-    ``owned`` has for each operand the bytes of each rank, part and layer of the mesh; the busiest
-    rank receives ``received`` bytes.
+    The busiest rank receives ``received`` bytes. ``owned`` has for each operand the bytes of each
+    rank, part and layer of the mesh, if they are known.
     """
     if not machine.spread_over(plan.size):
         return machine
     if not plan.hosts:
         return replace(machine, bandwidth=machine.rank_rate(plan.size))
+    owned = owned or [_owned_bytes(plan, which) for which in (0, 1)]
     operands, partials = link_bytes(plan, owned)
     depth = plan.mesh[2]
     nbytes = received + plan.sum_bytes * (depth - 1) / depth
