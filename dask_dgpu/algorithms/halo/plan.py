@@ -166,11 +166,6 @@ class Axis(NamedTuple):
         return cls(*np.array(rows, np.int64).reshape(len(rows), len(cls._fields)).T)
 
 
-def extends_beyond(boundary: Boundary) -> bool:
-    """Whether there are cells beyond the array."""
-    return boundary is not None and boundary != "none"
-
-
 def _extended(
     cuts: Cuts, chunk: int, depth: Depth, boundary: Boundary
 ) -> Iterator[tuple[int, ...]]:
@@ -178,7 +173,7 @@ def _extended(
     lo, length = cuts[chunk], cuts[-1]
     first, last = lo - depth[0], cuts[chunk + 1] + depth[1]
     inside = max(0, first), min(length, last)
-    if not extends_beyond(boundary):
+    if boundary is None:
         first, last = inside
     runs = [
         *_outside(first, 0, length, boundary),
@@ -227,7 +222,7 @@ def _cut(cuts: Cuts, start: int, size: int, step: int) -> Iterator[tuple[int, in
         start, size = start + step * part, size - part
 
 
-NAMES = ("none", "periodic", "reflect", "mirror", "nearest")
+NAMES = ("periodic", "reflect", "mirror", "nearest")
 """Boundaries, besides None and a number."""
 
 
@@ -263,7 +258,7 @@ class HaloPlan(Assembly):
     def interior(self, index: Index) -> tuple[slice, ...]:
         """Return the place of a block in its extended block."""
         starts = (
-            before if extends_beyond(boundary) else min(before, cuts[along])
+            min(before, cuts[along]) if boundary is None else before
             for along, cuts, (before, _), boundary in zip(
                 index, self.layout.cuts, self.depth, self.boundary, strict=True
             )
@@ -295,7 +290,8 @@ def plan_halo(
         beyond an axis.
     """
     kept = None if wanted is None else tuple(sorted(wanted))
-    plan = HaloPlan(layout, dtype, size, tuple(depth), tuple(boundary), corners, kept)
+    ends = tuple(None if each == "none" else each for each in boundary)
+    plan = HaloPlan(layout, dtype, size, tuple(depth), ends, corners, kept)
     _check(plan)
     plan.check_sources()
     for index in kept or ():
@@ -315,11 +311,10 @@ def _check(plan: HaloPlan) -> None:
             raise ValueError(f"expected depths of 0 or more along axis {axis}, got {depth}")
         if isinstance(boundary, str) and boundary not in NAMES:
             raise ValueError(
-                f"expected one of {', '.join(NAMES)}, or a number as boundary along axis {axis}, "
-                f"got {boundary!r}"
+                f"expected one of none, {', '.join(NAMES)}, or a number as boundary along axis "
+                f"{axis}, got {boundary!r}"
             )
-        repeats = isinstance(boundary, str) and boundary != "none"
-        if repeats and max(depth) and not layout.shape[axis]:
+        if isinstance(boundary, str) and max(depth) and not layout.shape[axis]:
             raise ValueError(
                 f"expected elements to repeat along axis {axis} for boundary {boundary!r}, got none"
             )
