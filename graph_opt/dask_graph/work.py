@@ -24,7 +24,6 @@ from graph_opt.dask_graph.parse import (
     value_of,
 )
 from graph_opt.dask_graph.readings import read_blockwise
-from graph_opt.dask_graph.transforms import beside, is_transform
 from graph_opt.model.cost import LOOP_SLOWDOWN, Beside, Machine, Shape, Work
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes, known_nbytes, real_of
 from graph_opt.passes import depth_first
@@ -95,6 +94,10 @@ RATES: Mapping[str, Rates] = {
 
 MEMORY = 1.2
 """What of the passes is memory: a function within a kernel on a CPU does without it."""
+
+DOUBLE = 8
+SINGLE_TRANSFORM, DOUBLE_TRANSFORM = 2.5, 1.7
+"""Copies that NumPy's transforms allocate, complex in double precision, by that of their blocks."""
 
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
@@ -348,7 +351,7 @@ def _function(graph: ArrayGraph, name: str) -> Made:
     if function is None or (RATES.get(word, USUAL) is VIEW and not _takes(word, task)):
         return Made(0.0, 0.0, is_view=True)
     nbytes = block_nbytes(array(graph, name))
-    copies = _of_transform(graph, name)
+    copies = _of_transform(graph, name, array(graph, name))
     if copies is None:
         blocks = RATES.get(word, USUAL).temporaries
         if blocks is None:
@@ -373,21 +376,19 @@ def _takes(word: str, task: Any) -> bool:
     return any(not isinstance(at, slice | int | None | type(...)) for at in each)
 
 
-def _of_transform(graph: ArrayGraph, name: str) -> float | None:
-    """Return what a Fourier transform of NumPy's allocates, ``None`` for other functions."""
-    layer = graph.layers[name]
-    if not isinstance(layer, Blockwise):
+def _of_transform(graph: ArrayGraph, name: str, node: ArrayNode | None) -> float | None:
+    """Return the temporaries of a Fourier transform of NumPy's, ``None`` for other functions."""
+    task: Any = getattr(graph.layers[name], "task", None)
+    function = _inner(getattr(task, "func", None), getattr(task, "kwargs", {}))
+    if getattr(function, "__module__", "") != "numpy.fft" or node is None or _on_gpu(node):
         return None
-    function = _inner(getattr(layer.task, "func", None), getattr(layer.task, "kwargs", {}))
-    if not is_transform(function):
-        return None
-    operands = array_operands(graph, name)
-    node = array(graph, operands[0][0]) if len(operands) == 1 else None
-    if node is None or not node.known or node.dtype not in DTYPES or node.container == CUPY:
-        return None
-    values = [value_of(value) for value, index in layer.indices if index is None]
-    options = {key: value_of(value) for key, value in layer.task.kwargs.items()}
-    return beside(function.__name__, values, options, _lengths_of(node), node.dtype)
+    operands = [array(graph, other) for other in sorted(graph.dependencies[name])]
+    known = [each for each in (node, *operands) if each is not None]
+    if function.__name__ in ("fft", "ifft", "irfft") and known[-1].dtype == "complex128":
+        return 0.0
+    single = any(real_of(each.dtype).itemsize < DOUBLE for each in known if each.dtype in DTYPES)
+    elements = max(block_nbytes(each) / each.itemsize for each in known)
+    return (SINGLE_TRANSFORM if single else DOUBLE_TRANSFORM) * 2 * DOUBLE * elements
 
 
 def _largest(graph: ArrayGraph, names: Iterable[str]) -> float:

@@ -22,7 +22,7 @@ from tests.support.memory import ATTEMPTS
 RANKS = 4
 SIDE = 1024
 TOLERANCE = 1.1
-MOST_UNUSED = 1.2
+MOST_UNUSED = 1.6
 """Most of the planned bytes over those of a single rank."""
 
 SMALL = 1 << 20
@@ -204,5 +204,6 @@ def test_each_thread_has_temporaries() -> None:
         optimizer = GraphOptimizer(read({"when": "always", "on_error": "raise"}), facts)
         ((_, prediction),) = optimizer.rewrite(z.dask, keys).regions
         peaks.append(prediction.peak_bytes)
-    copy = 8 * 64 * 16
-    assert peaks == [peaks[0], peaks[0] + copy, peaks[0] + 3 * copy]  # of four blocks on a rank
+    one, two, four = peaks  # of four blocks on a rank
+    assert four - one == pytest.approx(3 * (two - one), abs=3)
+    assert two - one >= 8 * 64 * 16  # a complex copy of a block
