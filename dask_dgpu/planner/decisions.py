@@ -17,20 +17,16 @@ from dask_dgpu.environment.settings import Settings
 from dask_dgpu.operations.operation import Node, value_of
 from dask_dgpu.planner.gangs import in_parts, with_joined
 from dask_dgpu.planner.predict import (
-    LEAST_GAIN,
     NO_MEETING,
     ONE_PROCESS,
-    SLOWER,
     USERS,
     Gang,
     Lack,
     Places,
     Plain,
     Prediction,
-    begins_at_once,
     blocks_of,
     plain_graph,
-    plain_region,
     predict,
 )
 from dask_dgpu.planner.present import (
@@ -42,7 +38,6 @@ from dask_dgpu.planner.present import (
     left_of,
 )
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
-from graph_opt.model.cost import gang_seconds
 from graph_opt.model.layout import CUPY, NUMPY, Declined
 from graph_opt.model.piece import Blockwork, Member, Piece, Region
 from graph_opt.model.reader import Graph, Reader
@@ -228,7 +223,7 @@ class Planner:
         """
         if not region.pieces:
             places = present.places(blocks_of(region))
-            if verdicts.leave(region.nodes, self._objection(region, reader, places)):
+            if verdicts.leave(region.nodes, self._objection(region, places)):
                 return
         gang = self.planned(region, reader, present)
         if not (region.pieces or region.joins or gang.prediction.moved_bytes):
@@ -250,21 +245,15 @@ class Planner:
                 verdicts.add(own)
             yield from [gang] if gang.beats(split) else split
 
-    def _objection(self, region: Region, reader: Reader, places: Places) -> str | None:
+    def _objection(self, region: Region, places: Places) -> str | None:
         """Return why a region without collectives is not even planned, if there is a reason.
 
         Functions may be arguments of any task, so all are looked at.
         """
         if region.in_place and not _meets(region, places):
             return NO_MEETING
-        if self.settings.when == "always":
-            return None
-        if any(work.once for work in region.works):
-            return USERS
-        facts, at_once = self.facts, begins_at_once(region, places)
-        plain = plain_region(region, reader, max(facts.workers, facts.cores), facts, places)
-        gang = gang_seconds(facts.machine, region.tasks, region.steps, at_once=at_once)
-        return None if gang < LEAST_GAIN * plain.seconds else SLOWER
+        calls = self.settings.when != "always" and any(work.once for work in region.works)
+        return USERS if calls else None
 
     def _with_fallbacks(
         self, gangs: Iterable[Gang], reader: Reader

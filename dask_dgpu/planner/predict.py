@@ -6,10 +6,11 @@ the time of transfers and of work, and each task that depends on another worker'
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from math import ceil
 from operator import add
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,17 +24,14 @@ from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import (
     CUPY,
     NUMPY,
-    ArrayNode,
     Index,
-    block_nbytes,
     dealt,
     format_bytes,
 )
 from graph_opt.model.names import label
 from graph_opt.model.parts import extent, nbytes
-from graph_opt.model.piece import Blockwork, Piece, Region
+from graph_opt.model.piece import Piece, Region
 from graph_opt.model.reader import Key, PlainLayer, Reader
-from graph_opt.passes import in_order, name_of
 
 Places = Mapping[Key, int]
 """The numbers of the workers with blocks that are known to exist."""
@@ -46,9 +44,6 @@ NO_MEETING = "no blocks meet"
 
 ONE_PROCESS = "blocks of one process need no gang"
 """Why Dask's own layers are left to it without a cluster: its threads are as quick."""
-
-SLOWER = "a gang would be slower"
-"""Why work is left to Dask if the tasks of a gang alone take too long."""
 
 USERS = "functions of users take unknown time"
 """Why work with such functions is left to Dask: it gives them to workers that are free."""
@@ -204,7 +199,11 @@ class Gang:
 
 def blocks_of(region: Region) -> list[Key]:
     """Return the keys of the blocks that a region reads."""
-    return [(node.name, *index) for node, blocks in region.inputs for index in blocks]
+    return [*_keys((node.name, blocks) for node, blocks in region.inputs)]
+
+
+def _keys(wanted: Iterable[tuple[str, Iterable[Index]]]) -> Iterator[Key]:
+    return ((name, *index) for name, blocks in wanted for index in blocks)
 
 
 def predict(
@@ -225,12 +224,13 @@ def predict(
     planned = plans(program, owners, ranks)
     costs = costs_of(program, planned)
     shares = Shares(program, planned, ranks)
-    seconds_of = block_seconds(region, region.works, reader, machine)
-    steps = []
+    seconds_of = block_seconds(region, reader, machine)
+    steps, received = [], {}
     for number in program.numbered:
         shipped, cost, name = shares.shipped(number), costs.get(number), names[number]
         seconds = shares.shipping(shipped, machine)
         if cost is None:
+            received[name] = max(shipped)
             seconds += shares.most_blocks(number) * seconds_of[name]
             steps.append(StepCost(label(name), seconds, shipped))
             continue
@@ -240,9 +240,11 @@ def predict(
     seconds = sum(step.seconds for step in steps)
     at_once = begins_at_once(region, places)
     seconds += gang_seconds(machine, region.tasks, len(steps), at_once=at_once)
-    plain = plain_region(region, reader, max(ranks, facts.cores), facts, places)
+    workers = max(ranks, facts.cores)
+    layers = [*_plain_layers(region, seconds_of, received, workers)]
+    plain = _run(layers, {*_keys(region.wanted)}, workers, machine)
     numbers, given = {name: number for number, name in enumerate(names)}, _given(region)
-    works = [work.output.name for work in region.works if not work.works]
+    works = [work.output.name for work in region.works if work.copied is None]
     beside = {numbers[name]: reader.beside(name, given) for name in works if seconds_of[name]}
     peak = shares.peak(
         {number: cost.peak_bytes for number, cost in costs.items()},
@@ -374,47 +376,50 @@ def plain_graph(
 
     With ``kernels``, these do the work of several layers.
     """
-    wanted = {*reader.keys}.union(*map(blocks_of, regions))
-    layers = [*reader.plain_layers(pieces, regions, wanted, facts.machine, kernels=kernels)]
-    plain = _run(layers, _Workers(reader, workers), wanted, facts.machine)
-    return plain.plus(0, 2 * facts.machine.round_trip_seconds)  # submit and report
+    wanted, machine = {*reader.keys}.union(*map(blocks_of, regions)), facts.machine
+    layers = reader.plain_layers(pieces, regions, wanted, machine, workers, kernels=kernels)
+    plain = _run([*layers], wanted, workers, machine)
+    return plain.plus(0, 2 * machine.round_trip_seconds)  # submit and report
 
 
-def plain_region(
-    region: Region, reader: Reader, workers: int, facts: ClusterFacts, places: Places
-) -> Plain:
-    """Predict plain Dask's time for a region; its inputs exist, some at known places."""
-    works = [step for work in region.blockworks for step in work.plain or work.steps]
-    seconds = block_seconds(region, works, reader, facts.machine)
-    found = []
+def _plain_layers(
+    region: Region, seconds: Mapping[str, float], moved: Mapping[str, int], workers: int
+) -> Iterator[PlainLayer]:
+    """Yield the layers of a region for plain Dask, which moves as many bytes as the gang.
+
+    ``seconds`` are those of a block in each step, and ``moved`` the bytes of the busiest rank.
+    """
     for member in region.members:
+        name, reads = member.output.name, [node.name for node in member.inputs]
         if isinstance(member, Piece):
-            reads = {(name, *index) for name, index in member.reads()}
-            found.append(PlainLayer(member.output.name, piece=member, reads=reads))
+            blocks = [(name, *index) for name, index in member.reads()]
+            yield PlainLayer(name, reads, {name: blocks}, piece=member)
             continue
-        for work in member.plain or member.steps:
-            name = work.output.name
-            needs = {
-                (name, *index): [(other, *block) for other, block in blocks]
-                for index, blocks in work.needs.items()
-            }
-            found.append(PlainLayer(name, needs, seconds[name]))
-    wanted = {(name, *index) for name, blocks in region.wanted for index in blocks}
-    there = {key: at for key, at in places.items() if at < workers}
-    nodes = {work.output.name: work.output for work in works}
-    return _run(found, _Workers(reader, workers, there, nodes), wanted, facts.machine)
+        needs = {
+            (name, *index): [(other, *block) for other, block in blocks]
+            for index, blocks in member.needs.items()
+        }
+        steps = [(step.output.name, ceil(len(step.needs) / workers)) for step in member.steps]
+        yield PlainLayer(
+            name,
+            reads,
+            needs,
+            sum(seconds[step] * blocks for step, blocks in steps),
+            sum(moved[step] for step, _ in steps),
+            inner=member.inner,
+            depth=member.depth,
+        )
 
 
-def block_seconds(
-    region: Region, works: Iterable[Blockwork], reader: Reader, machine: Machine
-) -> dict[str, float]:
-    """Predict the work of a block, on average, in each of these steps of a region."""
-    given, found = _given(region), {}
-    for work in works:
-        each = [work.seconds(machine) for work in work.works]
-        name = work.output.name
-        found[name] = sum(each) / len(each) if each else reader.task_seconds(name, given, machine)
-    return found
+def block_seconds(region: Region, reader: Reader, machine: Machine) -> dict[str, float]:
+    """Predict the work of a block, on average, in each step of Dask's layers in a region."""
+    given = _given(region)
+    return {
+        work.output.name: reader.task_seconds(work.output.name, given, machine)
+        if work.copied is None
+        else work.copied / machine.memory_bandwidth
+        for work in region.works
+    }
 
 
 def _given(region: Region) -> set[str]:
@@ -422,101 +427,34 @@ def _given(region: Region) -> set[str]:
 
 
 def _run(
-    layers: Sequence[PlainLayer], workers: _Workers, wanted: Collection[Key], machine: Machine
+    layers: Sequence[PlainLayer], wanted: Collection[Key], workers: int, machine: Machine
 ) -> Plain:
     """Predict layers in their order. Dask fuses a task with the only reader of its block."""
-    reads = (read for layer in layers for read in (layer.reads, *layer.needs.values()))
+    reads = (read for layer in layers for read in layer.needs.values())
     readers = Counter(chain.from_iterable(reads))
     made = set[Key]()
-    levels: dict[Key, int] = {}
+    levels: dict[str, int] = {}
     costs: dict[str, LayerCost] = {}
     for layer in layers:
+        own = layer.needs.keys()
         if layer.piece is not None:
-            level = max((levels[key] + 1 for key in layer.reads if key in levels), default=0)
-            computed = [(layer.name, *index) for index in layer.piece.computed]
-            levels.update(dict.fromkeys(computed, level))
-            made.update(key for key in computed if key not in wanted)
-            costs[layer.name] = LayerCost(*layer.piece.dask_cost(workers.count, machine))
-            continue
-        heads, tasks, moved = 0, Counter[int](), defaultdict[int, float](float)
-        for at, key in enumerate(_ordered(layer)):
-            needs = layer.needs[key]
-            follows = len(needs) == 1 and all(each in made and readers[each] == 1 for each in needs)
-            is_alias = key in layer.aliases
-            is_head = not follows and not is_alias
-            heads += is_head
-            levels[key] = max((levels[k] + is_head for k in needs if k in levels), default=0)
-            if key not in wanted and (follows or not is_alias):
-                made.add(key)
-            even = at * workers.count // len(layer.needs)
-            workers.run(key, needs, even, tasks, moved)
-        most = max(moved.values(), default=0.0)
-        work = layer.seconds * max(tasks.values(), default=0)
-        work += most / machine.dask_rate + heads * machine.task_seconds
-        costs[layer.name] = LayerCost(heads, work, int(most))
+            costs[layer.name] = LayerCost(*layer.piece.dask_cost(workers, machine))
+            made.update((layer.name, *index) for index in layer.piece.computed)
+        else:
+            fused = {
+                key
+                for key, read in layer.needs.items()
+                if len(read) == 1 and all(each in made and readers[each] == 1 for each in read)
+            }
+            tasks = layer.inner + len(own - fused - {*layer.aliases})
+            seconds = layer.seconds + layer.moved_bytes / machine.dask_rate
+            seconds += tasks * machine.task_seconds
+            costs[layer.name] = LayerCost(tasks, seconds, int(layer.moved_bytes))
+            made |= fused | (own - {*layer.aliases})
+        made.difference_update(wanted)
+        waits = costs[layer.name].tasks > 0
+        before = (levels[other] + waits for other in layer.reads if other in levels)
+        levels[layer.name] = max(before, default=0) + layer.depth
     seconds = sum(cost.seconds for cost in costs.values())
     seconds += max(levels.values(), default=0) * machine.round_trip_seconds
     return Plain(sum(cost.tasks for cost in costs.values()), seconds, costs)
-
-
-def _ordered(layer: PlainLayer) -> Iterable[Key]:
-    """Return the tasks of a layer, each after those of the same layer that it reads."""
-    own = {key: [each for each in read if each in layer.needs] for key, read in layer.needs.items()}
-    return in_order(own) if any(own.values()) else layer.needs
-
-
-@dataclass
-class _Workers:
-    """The places of blocks. A task runs on the worker with most of the bytes that it reads.
-
-    Tasks that read nothing, and blocks that exist, are spread evenly in their order.
-    """
-
-    reader: Reader
-    count: int
-    places: dict[Key, int] = field(default_factory=dict)
-    nodes: Mapping[str, ArrayNode] = field(default_factory=dict)
-    copies: set[tuple[Key, int]] = field(default_factory=set)
-
-    def run(
-        self,
-        key: Key,
-        needs: Collection[Key],
-        even: int,
-        tasks: Counter[int],
-        moved: defaultdict[int, float],
-    ) -> None:
-        """Place a task, on the worker ``even`` if it reads nothing.
-
-        Add it to the ``tasks`` of its worker, and to ``moved`` the bytes that this receives.
-        """
-        held = defaultdict[int, float](float)
-        sizes = [(each, self.place(each), self.nbytes(each)) for each in needs]
-        for _, place, size in sizes:
-            held[place] += size
-        worker = max(held, key=lambda at: (held[at], -tasks[at], -at)) if held else even
-        self.places[key] = worker
-        tasks[worker] += 1
-        for each, place, size in sizes:
-            if place != worker and (each, worker) not in self.copies:
-                self.copies.add((each, worker))
-                moved[worker] += size
-
-    def place(self, key: Key) -> int:
-        """Return the worker with a block."""
-        if key not in self.places:
-            node, at = self._node(key), 0
-            if node is not None:
-                for block, blocks in zip(key[1:], node.grid, strict=True):
-                    at = at * blocks + block
-                at = at * self.count // max(1, node.blocks)
-            self.places[key] = at
-        return self.places[key]
-
-    def nbytes(self, key: Key) -> float:
-        """Return the bytes of a block, on average, 0 if unknown."""
-        return block_nbytes(self._node(key))
-
-    def _node(self, key: Key) -> ArrayNode | None:
-        """Return the array of a block, ``None`` for values between a layer's tasks."""
-        return self.nodes.get(name_of(key)) or self.reader.array_of(key)

@@ -41,7 +41,6 @@ from graph_opt.dask_graph.parse import (
     unwrapped,
 )
 from graph_opt.dask_graph.work import array, passes_of
-from graph_opt.model.cost import Work
 from graph_opt.model.layout import ArrayNode, dtype_named
 from graph_opt.model.piece import OPAQUE, Block, Blockwork
 from graph_opt.passes import in_order
@@ -69,8 +68,10 @@ def blockwork(
         tasks = dict(tasks_of(graph, name))
         levels = in_levels({key: task.dependencies for key, task in tasks.items()}, output)
         if levels:
-            work = _in_steps(output, inputs, tasks, levels, arrays)
-            return replace(_gathered(work, tasks, levels, arrays), plain=work.steps)
+            found = _gathered(tasks, levels, output, arrays)
+            read = {key: task.dependencies for key, task in found.items()}
+            work = _in_steps(output, inputs, found, in_levels(read, output), arrays)
+            return replace(work, inner=sum(map(len, levels)), depth=len(levels) - 1)
         layer = MaterializedLayer(tasks)
     needs = {key[1:]: _blocks(keys) for key, keys in sorted(culled.needs[name].items())}
     return Blockwork(output, inputs, needs, layer, calls_others(layer))
@@ -96,23 +97,20 @@ def in_levels(needs: Mapping[Key, Iterable[Key]], output: ArrayNode) -> list[lis
 
 
 def _gathered(
-    work: Blockwork, tasks: Tasks, levels: Sequence[Sequence[Key]], arrays: ArrayGraph
-) -> Blockwork:
-    """Return the work of a layer with fewer steps, if some of its tasks are small."""
-    output = work.output
+    tasks: Tasks, levels: Iterable[Iterable[Key]], output: ArrayNode, arrays: ArrayGraph
+) -> Tasks:
+    """Return the tasks of a layer with fewer ones in place of those that are small."""
     forms = _outside(tasks, arrays)
     for key in chain.from_iterable(levels):
-        forms[key] = estimate(tasks[key], forms)[0]
-    largest = output.itemsize * max(prod(output.block_shape(each)) for each in work.computed)
+        forms[key] = form_of(tasks[key], forms)
+    results = {key for key in tasks if is_block(key, output.name, output)}
+    largest = output.itemsize * max(prod(output.block_shape(key[1:])) for key in results)
 
     def size(argument: Any) -> float:
         known = isinstance(argument, GraphNode)
-        return nbytes_of(estimate(argument, forms)[0] if known else forms[argument])
+        return nbytes_of(form_of(argument, forms) if known else forms[argument])
 
-    results = {key for key in tasks if is_block(key, output.name, output)}
-    found = gathered(tasks, results, size, SMALL * largest)
-    needs = {key: task.dependencies for key, task in found.items()}
-    return _in_steps(output, work.inputs, found, in_levels(needs, output), arrays)
+    return gathered(tasks, results, size, SMALL * largest)
 
 
 def _outside(tasks: Tasks, arrays: ArrayGraph) -> dict[Key, Form]:
@@ -135,38 +133,47 @@ def _in_steps(
     before: list[Blockwork] = []
     for level, keys in enumerate(levels):
         name = f"{operation}.{level}-{token}"
-        works = []
-        for key in keys:
-            forms[key], work = estimate(tasks[key], forms)
-            works.append(work)
+        forms |= {key: form_of(tasks[key], forms) for key in keys}
+        copied = _copied(keys, tasks, forms)
         step = {(name, at): renamed(tasks[key], names, (name, at)) for at, key in enumerate(keys)}
         node = ArrayNode(
             name, (tuple(nbytes_of(forms[key]) for key in keys),), OPAQUE, output.container
         )
         known = (*inputs, *(each.output for each in before))
-        before.append(_step(node, known, step, works))
+        before.append(_step(node, known, step, copied))
         names |= dict(zip(keys, step, strict=True))
-    last, works = {}, []
-    for key in sorted(key for key in tasks if is_block(key, output.name, output)):
-        if key in names:
-            last[key] = Alias(key, target=names[key])
-            works.append(Work())
-        else:
-            last[key] = renamed(tasks[key], names, key)
-            works.append(estimate(tasks[key], forms)[1])
-    return _step(output, inputs, last, works, tuple(before))
+    results = sorted(key for key in tasks if is_block(key, output.name, output))
+    last = {
+        key: Alias(key, target=names[key]) if key in names else renamed(tasks[key], names, key)
+        for key in results
+    }
+    own = [key for key in results if key not in names]
+    forms |= {key: form_of(tasks[key], forms) for key in own}
+    return _step(output, inputs, last, _copied(own, tasks, forms), tuple(before))
+
+
+def _copied(keys: Sequence[Key], tasks: Tasks, forms: Mapping[Key, Form]) -> float:
+    """Return the bytes of a copy that takes as long as one of these tasks, on average."""
+    found = 0.0
+    for key in keys:
+        task: Any = tasks[key]
+        function = getattr(task, "func", None)
+        function = task.args[0] if function is apply else function
+        read = sum(nbytes_of(forms[each]) for each in task.dependencies)
+        found += passes_of(function, getattr(task, "kwargs", {})) * (nbytes_of(forms[key]) + read)
+    return found / max(1, len(keys))
 
 
 def _step(
     output: ArrayNode,
     inputs: tuple[ArrayNode, ...],
     tasks: Tasks,
-    works: Iterable[Work],
+    copied: float,
     before: tuple[Blockwork, ...] = (),
 ) -> Blockwork:
     needs = {key[1:]: _blocks(task.dependencies) for key, task in tasks.items()}
     layer = MaterializedLayer(dict(tasks))
-    return Blockwork(output, inputs, needs, layer, calls_others(layer), before, tuple(works))
+    return Blockwork(output, inputs, needs, layer, calls_others(layer), before, copied)
 
 
 def _blocks(keys: Iterable[Key]) -> tuple[Block, ...]:
@@ -228,44 +235,35 @@ FORMS: Mapping[str, Callable[..., Form]] = {
 """The forms that functions return from those of their arguments. Others work element by element."""
 
 
-def estimate(argument: Any, known: Mapping[Key, Form]) -> tuple[Form, Work]:
-    """Return the form of a task's result, or of an argument, and the work for it.
+def form_of(argument: Any, known: Mapping[Key, Form]) -> Form:
+    """Return the form of a task's result, or of an argument.
 
     ``known`` are the forms of the blocks that it reads.
     """
     if isinstance(argument, TaskRef | Alias):
-        return known[argument.key if isinstance(argument, TaskRef) else argument.target], Work()
+        return known[argument.key if isinstance(argument, TaskRef) else argument.target]
     if isinstance(argument, DataNode):
-        return argument.value, Work()
+        return argument.value
     if isinstance(argument, list | tuple):
-        parts = [estimate(each, known) for each in argument]
-        made = (tuple if isinstance(argument, tuple) else list)(form for form, _ in parts)
-        return made, Work(sum(work.nbytes for _, work in parts))
+        return type(argument)([form_of(each, known) for each in argument])
     if isinstance(argument, Mapping):
-        return {key: estimate(argument[key], known)[0] for key in argument}, Work()
+        return {key: form_of(argument[key], known) for key in argument}
     if not isinstance(argument, Task):
-        return argument, Work()
+        return argument
     if isinstance(argument.func, Together):
-        return _of_together(argument.func, known)
-    given, inner = estimate(list(argument.args), known)
+        forms = dict(known)
+        for task in argument.func.tasks:
+            forms[task.key] = form_of(task, forms)
+        return [forms[key] for key in argument.func.wanted]
+    given = form_of(list(argument.args), known)
     function, options = argument.func, dict(argument.kwargs)
     if function is apply:
         function, given, options = (*given, {})[:3]
     options |= getattr(function, "keywords", None) or {}
     name = getattr(unwrapped(function), "__name__", "")
     if name in CONTAINERS:
-        return (given[0] if name in ("list", "tuple") else given), inner
-    form = _made(name, given, options)
-    copied = passes_of(function, options) * (nbytes_of(form) + nbytes_of(given))
-    return form, Work(inner.nbytes + copied)
-
-
-def _of_together(function: Together, known: Mapping[Key, Form]) -> tuple[Form, Work]:
-    forms, nbytes = dict(known), 0.0
-    for task in function.tasks:
-        forms[task.key], work = estimate(task, forms)
-        nbytes += work.nbytes
-    return [forms[key] for key in function.wanted], Work(nbytes)
+        return given[0] if name in ("list", "tuple") else given
+    return _made(name, given, options)
 
 
 def _made(name: str, given: Sequence[Form], options: Mapping[str, Any]) -> Form:
@@ -306,7 +304,7 @@ def block_form(graph: ArrayGraph, key: Key) -> Form:
 def _typical(graph: ArrayGraph, name: str) -> Form:
     """Return the form of the first block of a layer."""
     task = _first(graph, name)
-    return estimate(task, {each: block_form(graph, each) for each in task.dependencies})[0]
+    return form_of(task, {each: block_form(graph, each) for each in task.dependencies})
 
 
 def _first(graph: ArrayGraph, name: str) -> Any:

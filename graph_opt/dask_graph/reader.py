@@ -6,17 +6,20 @@ than Dask's, because it is quicker.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
+from math import ceil
 from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.blockwork import blockwork, node_of
+from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of
 from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
@@ -48,7 +51,7 @@ from graph_opt.dask_graph.rules import find
 from graph_opt.dask_graph.words import steps_of
 from graph_opt.dask_graph.work import array, memory_beside, task_seconds
 from graph_opt.model.cost import Beside, Machine
-from graph_opt.model.layout import CUPY, ArrayNode
+from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes
 from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.model.reader import OPTED_OUT, Key, Matches, Need, PlainLayer, Step
 from graph_opt.model.recipe import Recipe
@@ -104,10 +107,6 @@ class LayerReader:
     def array(self, name: str) -> ArrayNode | None:
         return array(self.arrays, name)
 
-    def array_of(self, key: Key) -> ArrayNode | None:
-        node = array(self.arrays, name := name_of(key))
-        return node if node is not None and is_block(key, name, node) else None
-
     def is_map(self, name: str) -> bool:
         return is_map(self.graph.layers[name])
 
@@ -148,6 +147,7 @@ class LayerReader:
         regions: Collection[Region],
         wanted: Collection[Key],
         machine: Machine,
+        workers: int,
         *,
         kernels: bool,
     ) -> Iterator[PlainLayer]:
@@ -156,18 +156,31 @@ class LayerReader:
         if kernels and not (self.matches.pieces or regions):
             graph = self.without_gangs
         culled = cull(fuse(insert(_with_data(graph, regions), pieces), (), wanted), wanted)
-        layers = culled.graph.layers
-        for name in depth_first(culled.graph.dependencies):
-            layer, needs = layers[name], culled.needs[name]
+        layers, dependencies = culled.graph.layers, culled.graph.dependencies
+        for name in depth_first(dependencies):
+            layer, needs, reads = layers[name], culled.needs[name], dependencies[name]
             if isinstance(layer, PieceLayer):
-                yield PlainLayer(name, piece=layer.piece, reads=culled.reads[name])
+                yield PlainLayer(name, reads, {name: culled.reads[name]}, piece=layer.piece)
                 continue
-            aliases = set[Key]()
+            aliases, levels = set[Key](), list[list[Key]]()
             if isinstance(layer, MaterializedLayer):
                 needs = {key: read for key, read in needs.items() if not is_data(layer[key])}
                 aliases = {key for key in needs if _is_alias(layer[key])}
+                node = array(arrays, name)
+                levels = [] if node is None else in_levels(needs, node)
+            inner = {*chain.from_iterable(levels)}
+            blocks = {key: read for key, read in needs.items() if key not in inner}
             seconds = task_seconds(arrays, name, layers.keys(), machine)
-            yield PlainLayer(name, needs, seconds, aliases)
+            yield PlainLayer(
+                name,
+                reads,
+                blocks,
+                seconds * ceil(len(blocks) / workers),
+                received(blocks, partial(_block_nbytes, arrays), workers),
+                aliases,
+                len(inner),
+                max(0, len(levels) - 1),
+            )
 
     def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> dict[int, Recipe]:
         known: dict[str, BlockwiseDep] = {}  # equal facts about blocks travel once
@@ -230,6 +243,29 @@ class LayerReader:
         if region.term_of is not None and isinstance(piece, ProductPiece):
             graph = with_plain(graph, piece)
         return Plain.of(graph, region, travels=travels)
+
+
+def received(
+    needs: Mapping[Key, Collection[Key]], nbytes: Callable[[Key], float], workers: int
+) -> float:
+    """Return the bytes that the busiest worker receives for tasks that need these blocks.
+
+    A task runs where its largest block is. Blocks of its own index are there too, and others are
+    anywhere. A worker fetches a block once.
+    """
+    readers = Counter[Key]()
+    for key, read in needs.items() if workers > 1 else ():
+        if len(read) > 1:
+            others = sorted(read, key=lambda each: (each[1:] == key[1:], nbytes(each), repr(each)))
+            readers.update(each for each in others[:-1] if each[1:] != key[1:])
+    moved = sum(min(count, workers) * nbytes(key) for key, count in readers.items())
+    return moved * (1 - 1 / workers) / max(1, min(workers, len(needs)))
+
+
+def _block_nbytes(arrays: ArrayGraph, key: Key) -> float:
+    """Return the bytes of a block, on average, 0 for other values."""
+    node = array(arrays, name_of(key))
+    return block_nbytes(node) if is_block(key, name_of(key), node) else 0.0
 
 
 def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:

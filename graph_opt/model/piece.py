@@ -11,7 +11,7 @@ from hashlib import md5
 from itertools import chain
 from typing import Any, ClassVar, Self
 
-from graph_opt.model.cost import Machine, Work
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import ArrayNode, Cuts, Index
 from graph_opt.model.names import label, numbered, parted
 
@@ -177,9 +177,11 @@ class Blockwork:
     and indices. With ``once`` each block is computed only once: its functions are a user's.
 
     If tasks of the layer read other tasks of it, these are steps ``before``, each of tasks that do
-    not depend on each other, and ``works`` has the work for each block of such a step. The
-    ``inputs`` and :meth:`reads` are those of all steps. ``plain`` are the steps of Dask's own
-    tasks, if a gang does small ones together. What the ``layer`` is, only its reader knows.
+    not depend on each other, and a block of such a step takes as long as a copy of ``copied``
+    bytes. The ``inputs`` and :meth:`reads` are those of all steps. Dask runs so many ``inner``
+    tasks before those of the blocks; they wait for each other ``depth`` times. A gang does small
+    ones together.
+    What the ``layer`` is, only its reader knows.
     """
 
     output: ArrayNode
@@ -188,8 +190,9 @@ class Blockwork:
     layer: Any
     once: bool = False
     before: tuple[Blockwork, ...] = ()
-    works: tuple[Work, ...] = ()
-    plain: tuple[Blockwork, ...] = ()
+    copied: float | None = None
+    inner: int = 0
+    depth: int = 0
 
     @cached_property
     def computed(self) -> tuple[Index, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 from graph_opt.model.cost import Beside, Machine
@@ -29,18 +28,23 @@ class Matches(NamedTuple):
 
 
 class PlainLayer(NamedTuple):
-    """A layer as plain Dask runs it, or a piece with the blocks that it ``reads``.
+    """A layer as plain Dask runs it, or a piece.
 
-    ``needs`` are the blocks that each task reads, ``seconds`` the work of one task, and ``aliases``
-    the tasks that only rename a block.
+    It ``reads`` some layers. ``needs`` are the blocks that each of its tasks reads; a piece reads
+    all of its own together. ``seconds`` is the work of the busiest worker, which receives
+    ``moved_bytes``, ``None`` if unknown. ``aliases`` are tasks that only rename a block. So many
+    ``inner`` tasks come before those of its blocks, and wait for each other ``depth`` times.
     """
 
     name: str
-    needs: Mapping[Key, Collection[Key]] = MappingProxyType({})
+    reads: Collection[str]
+    needs: Mapping[Key, Collection[Key]]
     seconds: float = 0.0
+    moved_bytes: float = 0.0
     aliases: Collection[Key] = ()
+    inner: int = 0
+    depth: int = 0
     piece: Piece | None = None
-    reads: Collection[Key] = ()
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,6 @@ class Reader(Layers, Protocol):
     def array(self, name: str) -> ArrayNode | None:
         """Return the array of a layer, ``None`` if none is declared."""
 
-    def array_of(self, key: Key) -> ArrayNode | None:
-        """Return the array of a block, ``None`` for other values."""
-
     def with_pieces(self, pieces: Collection[Piece], left: Collection[str]) -> Graph:
         """Return the graph with pieces; none of the layers ``left`` is for a gang."""
 
@@ -167,6 +168,7 @@ class Reader(Layers, Protocol):
         regions: Collection[Region],
         wanted: Collection[Key],
         machine: Machine,
+        workers: int,
         *,
         kernels: bool,
     ) -> Iterable[PlainLayer]:

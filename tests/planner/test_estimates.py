@@ -28,9 +28,8 @@ ORDER = RNG.permutation(40)
 X, Y, Z = (da.from_array(*each) for each in ((V, 4), (S, (4, 3)), (S, 4)))
 ESTIMATES = (
     (reader, "blockwork"),
-    (blockwork, "estimate"),
+    (blockwork, "form_of"),
     (decisions, "predict"),
-    (decisions, "plain_region"),
 )
 """What estimates tasks, regions, and their time in plain Dask."""
 
@@ -98,7 +97,7 @@ def test_one_process_with_a_collective(estimates: Counter[str]) -> None:
     with dgpu.enable(on_error="raise"):
         dask.compute(X[ORDER], Z @ Z, scheduler="sync")
     assert estimates["predict"] > 0  # the product may be quicker
-    assert estimates["estimate"] == 0  # no gang takes elements
+    assert estimates["form_of"] == 0  # no gang takes elements
 
 
 def test_one_process_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,4 +147,4 @@ def test_a_cluster_for_which_the_verdict_is_known(
 
 def test_a_cluster_that_may_run_a_gang(estimates: Counter[str]) -> None:
     planned(X[ORDER], CPUS)
-    assert estimates["estimate"] > 0
+    assert estimates["form_of"] > 0

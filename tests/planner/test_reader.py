@@ -70,9 +70,6 @@ class Sketch:
     def blocks(self, name: str) -> set[Any]:
         return {(name, *index) for index in self.node(name).indices}
 
-    def array_of(self, key: Any) -> ArrayNode:
-        return self.node(key[0])
-
     def annotations(self, name: str) -> dict[str, Any]:
         return {}
 
@@ -125,6 +122,7 @@ class Sketch:
         regions: Collection[Region],
         wanted: Collection[Any],
         machine: Machine,
+        workers: int,
         *,
         kernels: bool,
     ) -> Iterator[PlainLayer]:
@@ -133,11 +131,13 @@ class Sketch:
         needed = {} if self.wanted in exist else self.dependencies
         for name in depth_first(needed):
             if name in known:
-                yield PlainLayer(name, piece=known[name], reads=self.reads(name))
+                reads = {name: self.reads(name)}
+                yield PlainLayer(name, needed[name], reads, piece=known[name])
             elif needed[name]:
                 read = self.work(name, None).needs.items()
                 needs = {(name, *to): [(each, *at) for each, at in blocks] for to, blocks in read}
-                yield PlainLayer(name, needs, self.task_seconds(name, (), machine))
+                seconds = len(needs) * self.task_seconds(name, (), machine) / workers
+                yield PlainLayer(name, needed[name], needs, seconds)
 
     def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> dict[int, str]:
         return {numbers[work.output.name]: f"a block of {work.output.name}" for work in works}
