@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from graph_opt.dask_graph.parse import (
     value_of,
 )
 from graph_opt.dask_graph.readings import read_blockwise
-from graph_opt.model.cost import LOOP_SLOWDOWN, Beside, Machine, Shape, Work
+from graph_opt.model.cost import LOOP_SLOWDOWN, TALL, Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes, known_nbytes, real_of
 from graph_opt.passes import depth_first
 
@@ -48,38 +48,21 @@ USUAL = Rates()
 VIEW = Rates(0.0)
 """The rates of views, and of wrappers of another function."""
 
+VIEWS = (
+    *("getitem", "getter", "getter_nofancy", "getter_inline", "identity", "_broadcast_trick_inner"),
+    *("transpose", "reshape", "squeeze", "expand_dims", "broadcast_to", "real", "imag"),
+)
+TRANSFORMS = ("fft", "ifft", "rfft", "irfft", "fftn", "ifftn")
+
 RATES: Mapping[str, Rates] = {
-    "getitem": VIEW,
-    "getter": VIEW,
-    "getter_nofancy": VIEW,
-    "getter_inline": VIEW,
-    "identity": VIEW,
-    "transpose": VIEW,
-    "reshape": VIEW,
-    "squeeze": VIEW,
-    "expand_dims": VIEW,
-    "broadcast_to": VIEW,
-    "real": VIEW,
-    "imag": VIEW,
-    "_broadcast_trick_inner": VIEW,
-    "exp": Rates(3.0),
-    "log": Rates(3.0),
-    "sin": Rates(3.0),
-    "cos": Rates(3.0),
-    "tanh": Rates(3.0),
+    **dict.fromkeys(VIEWS, VIEW),
+    **dict.fromkeys(TRANSFORMS, Rates(12.0)),
+    **dict.fromkeys(("exp", "log", "sin", "cos", "tanh"), Rates(3.0)),
     # arithmetic costs nothing beside the memory of GPUs
-    "power": Rates(90.0, on_gpus=2.0),
-    "pow": Rates(90.0, on_gpus=2.0),
+    **dict.fromkeys(("power", "pow"), Rates(90.0, on_gpus=2.0)),
+    **dict.fromkeys(("qr", "_wrapped_qr"), Rates(350.0)),
     "where": Rates(4.0),
     "_block_hist": Rates(30.0),
-    "fft": Rates(12.0),
-    "ifft": Rates(12.0),
-    "rfft": Rates(12.0),
-    "irfft": Rates(12.0),
-    "fftn": Rates(12.0),
-    "ifftn": Rates(12.0),
-    "qr": Rates(350.0),
-    "_wrapped_qr": Rates(350.0),
     "mean_chunk": Rates(temporaries=0.0),
     # differences and their squares, in double precision
     "moment_chunk": Rates(12.0, temporaries=2.0),
@@ -102,6 +85,20 @@ SINGLE_TRANSFORM, DOUBLE_TRANSFORM = 2.5, 1.7
 PRODUCTS = (_matmul, _tensordot, chunk_einsum)
 
 
+class Work(NamedTuple):
+    """The ``tasks`` of a layer. One copies bytes, or takes as long, and multiplies ``flops``."""
+
+    tasks: int = 0
+    nbytes: float = 0.0
+    flops: float = 0.0
+    dtype: str = "float64"
+
+    def seconds(self, machine: Machine) -> float:
+        """Predict all tasks on one rank."""
+        rate = machine.product_rate((TALL, TALL, TALL), self.dtype)
+        return self.tasks * (self.nbytes / machine.memory_bandwidth + self.flops / rate)
+
+
 def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: Machine) -> float:
     """Predict the work of one task of the layer ``name``, on average.
 
@@ -111,8 +108,7 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
     kernel = _kernel_of(graph, found)
     works = [_work(graph, each) for each in found - kernel]
     works += [_within(graph, each, kernel) for each in kernel]
-    seconds = sum(tasks * work.seconds(machine) for tasks, work in works)
-    return seconds / max(1, _tasks(graph.layers[name]))
+    return sum(work.seconds(machine) for work in works) / max(1, _tasks(graph.layers[name]))
 
 
 def _layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
@@ -142,22 +138,21 @@ def _on_gpu(node: ArrayNode | None) -> bool:
     return node is not None and node.container == CUPY
 
 
-def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> tuple[int, Work]:
+def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> Work:
     """Return the work of a layer within a kernel.
 
     Blocks that enter or leave the kernel go through memory once. Between its functions they stay in
     cache, or in registers of a GPU, where functions cost nothing beside the memory.
     """
-    (tasks, work), node = _work(graph, name), array(graph, name)
-    read = [(other, array(graph, other)) for other, _ in array_operands(graph, name)]
+    work, node, read = _work(graph, name), array(graph, name), graph.dependencies[name]
     leaves = not graph.dependents[name] or not graph.dependents[name] <= {*kernel}
-    outside = [other for at, other in read if at not in kernel] + ([node] if leaves else [])
-    through = sum(map(block_nbytes, outside))
+    outside = [*(read - {*kernel}), *([name] if leaves else [])]
+    through = sum(block_nbytes(array(graph, each)) for each in outside)
     if _on_gpu(node):
-        return tasks, Work(through)
-    copied = sum(block_nbytes(other) for _, other in (*read, (name, node)))
+        return Work(work.tasks, through)
+    copied = sum(block_nbytes(array(graph, each)) for each in (*read, name))
     nbytes = USUAL.passes * copied if _is_product(graph, name) else work.nbytes
-    return tasks, Work(through + max(0.0, nbytes - MEMORY * copied))
+    return Work(work.tasks, through + max(0.0, nbytes - MEMORY * copied))
 
 
 def _is_product(graph: ArrayGraph, name: str) -> bool:
@@ -181,62 +176,34 @@ def _tasks(layer: Layer) -> int:
 
 
 @once
-def _work(graph: ArrayGraph, name: str) -> tuple[int, Work]:
-    """Return the number of tasks of a layer and the work of one of them."""
-    layer = graph.layers[name]
-    if isinstance(layer, Blockwise):
-        return _tasks(layer), _blockwise(graph, name, layer)
-    task: Any = next(iter(tasks_of(graph, name)), (None, None))[1]
-    if task is None or not task.dependencies:
-        return 0, Work()
-    nodes = [array(graph, other) for other in (name, *graph.dependencies[name])]
-    return 1, Work(passes_of(getattr(task, "func", None), {}) * sum(map(known_nbytes, nodes)))
-
-
-def _blockwise(graph: ArrayGraph, name: str, layer: Blockwise) -> Work:
-    """Return the work of a block of average size."""
-    operands = [(array(graph, other), index) for other, index in array_operands(graph, name)]
-    node, task = array(graph, name), layer.task
-    copied = block_nbytes(node)
-    for operand, index in operands:
+def _work(graph: ArrayGraph, name: str) -> Work:
+    """Return the work of a layer, with blocks of average size."""
+    layer, node = graph.layers[name], array(graph, name)
+    if not isinstance(layer, Blockwise):
+        task: Any = next(iter(tasks_of(graph, name)), (None, None))[1]
+        if task is None or not task.dependencies:
+            return Work()
+        read = sum(known_nbytes(array(graph, each)) for each in graph.dependencies[name])
+        passes = passes_of(getattr(task, "func", None), {})
+        return Work(1, passes * (known_nbytes(node) + read))
+    copied, lengths = block_nbytes(node), dict[Any, float]()
+    for other, index in array_operands(graph, name):
+        operand = array(graph, other)
         inner = math.prod(layer.dims[letter] for letter in {*index} - {*layer.output_indices})
         copied += inner * block_nbytes(operand)
-    function: Any = getattr(task, "func", None)
-    if function in PRODUCTS and len(operands) == 2 and node is not None:
-        shape, times = _product(operands, layer.output_indices, node)
-        times *= LOOP_SLOWDOWN if function is chunk_einsum else 1
-        return Work(copied, shape, times, node.dtype)
+        if operand is not None and operand.known:
+            sizes = (n / max(1, k) for n, k in zip(operand.shape, operand.grid, strict=True))
+            for letter, length in zip(index, sizes, strict=False):
+                lengths[letter] = max(length, lengths.get(letter, 1.0))
+    function: Any = getattr(layer.task, "func", None)
+    if function in PRODUCTS and node is not None:
+        times = LOOP_SLOWDOWN if function is chunk_einsum else 1.0
+        return Work(_tasks(layer), copied, 2 * times * math.prod(lengths.values()), node.dtype)
     literals = [value for value, index in layer.indices if index is None]
-    options = getattr(task, "kwargs", {})
-    if len(literals) == 1 and bool(np.all(literals[0] == 2)):  # a square
-        return Work(USUAL.passes * copied)
-    return Work(passes_of(function, options, on_gpu=_on_gpu(node)) * copied)
-
-
-def _product(
-    operands: Sequence[tuple[ArrayNode | None, tuple[Any, ...]]],
-    output: tuple[Any, ...],
-    node: ArrayNode,
-) -> tuple[Shape, float]:
-    """Return the shape of the product of two blocks, and the number of such products."""
-    lengths: dict[Any, float] = {}
-    for operand, index in operands:
-        for letter, length in zip(index, _lengths_of(operand), strict=False):
-            lengths[letter] = max(length, lengths.get(letter, 1.0))
-    left, right = ({*index} for _, index in operands)
-    # a letter of the result is contracted if only 1 is left of each block
-    made = zip(output, _lengths_of(node), strict=False)
-    kept = {letter for letter, length in made if length >= lengths.get(letter, 1.0)}
-    groups = (left - right, (left & right) - kept, right - left, left & right & kept)
-    m, k, n, times = (math.prod(lengths.get(each, 1.0) for each in group) for group in groups)
-    return (round(m), round(k), round(n)), times
-
-
-def _lengths_of(node: ArrayNode | None) -> list[float]:
-    """Return the average length of blocks along each axis, nothing if unknown."""
-    if node is None or not node.known:
-        return []
-    return [n / max(1, blocks) for n, blocks in zip(node.shape, node.grid, strict=True)]
+    options = getattr(layer.task, "kwargs", {})
+    is_square = len(literals) == 1 and bool(np.all(literals[0] == 2))
+    passes = passes_of(function, options, on_gpu=_on_gpu(node))
+    return Work(_tasks(layer), (USUAL.passes if is_square else passes) * copied)
 
 
 def passes_of(function: Any, options: Mapping[str, Any], *, on_gpu: bool = False) -> float:
@@ -295,14 +262,10 @@ def memory_beside(graph: ArrayGraph, name: str, given: Collection[str]) -> Besid
     """
     layers = _layers_of(graph, name, given)
     kernel = _kernel_of(graph, layers)
-    if kernel and kernel >= layers:
-        return Beside(_of_kernel(graph, kernel))
     read = {other for each in layers for other in graph.dependencies[each]} - layers
     largest = _largest(graph, {name, *read})
     if not largest:
         return Beside()
-    if len(layers) == 1:
-        return Beside(_function(graph, name).beside / largest)
     made = {each: _function(graph, each) for each in layers - kernel}
     tiles = _of_kernel(graph, kernel) * largest
     for each in kernel:
@@ -382,9 +345,10 @@ def _of_transform(graph: ArrayGraph, name: str, node: ArrayNode | None) -> float
     function = _inner(getattr(task, "func", None), getattr(task, "kwargs", {}))
     if getattr(function, "__module__", "") != "numpy.fft" or node is None or _on_gpu(node):
         return None
-    operands = [array(graph, other) for other in sorted(graph.dependencies[name])]
+    operands = [array(graph, other) for other in graph.dependencies[name]]
     known = [each for each in (node, *operands) if each is not None]
-    if function.__name__ in ("fft", "ifft", "irfft") and known[-1].dtype == "complex128":
+    dtypes = {None if each is None else each.dtype for each in operands}
+    if function.__name__ in ("fft", "ifft", "irfft") and dtypes == {"complex128"}:
         return 0.0
     single = any(real_of(each.dtype).itemsize < DOUBLE for each in known if each.dtype in DTYPES)
     elements = max(block_nbytes(each) / each.itemsize for each in known)

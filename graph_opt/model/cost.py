@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from math import inf, prod
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,22 +141,6 @@ class Machine:
         """Return the rate of a local product of shape ``(m, k, n)``, operations per second."""
         known = dict(self.products).get(dtype)
         return self.flops if known is None else known.of(*shape)
-
-
-@dataclass(frozen=True)
-class Work:
-    """The work of a task: bytes of a copy that takes as long, and the product if there is one."""
-
-    nbytes: float = 0.0
-    product: Shape = (0, 0, 0)
-    times: float = 1.0
-    dtype: str = "float64"
-
-    def seconds(self, machine: Machine) -> float:
-        """Predict the seconds on one rank."""
-        flops = 2 * prod(self.product) * self.times
-        rate = machine.product_rate(self.product, self.dtype) if flops else 1.0
-        return self.nbytes / machine.memory_bandwidth + flops / rate
 
 
 class Beside(NamedTuple):
