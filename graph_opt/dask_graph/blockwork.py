@@ -17,7 +17,8 @@ form is an array without memory, a list of forms, or any other value as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -66,15 +67,16 @@ def blockwork(
     inputs = tuple(node_of(arrays, other) for other in sorted(graph.dependencies[name]))
     if not isinstance(layer, Blockwise):
         tasks = dict(tasks_of(graph, name))
-        levels = in_levels({key: task.dependencies for key, task in tasks.items()}, output)
+        needs = {key: task.dependencies for key, task in tasks.items()}
+        levels = in_levels(needs, output)
         if levels:
             found = _gathered(tasks, levels, output, arrays)
             read = {key: task.dependencies for key, task in found.items()}
             work = _in_steps(output, inputs, found, in_levels(read, output), arrays)
-            return replace(work, inner=sum(map(len, levels)), depth=len(levels) - 1)
+            return replace(work, inner=sum(map(len, levels)), depth=waits(needs, levels))
         layer = MaterializedLayer(tasks)
-    needs = {key[1:]: _blocks(keys) for key, keys in sorted(culled.needs[name].items())}
-    return Blockwork(output, inputs, needs, layer, calls_others(layer))
+    blocks = {key[1:]: _blocks(keys) for key, keys in sorted(culled.needs[name].items())}
+    return Blockwork(output, inputs, blocks, layer, calls_others(layer))
 
 
 def in_levels(needs: Mapping[Key, Iterable[Key]], output: ArrayNode) -> list[list[Key]]:
@@ -94,6 +96,20 @@ def in_levels(needs: Mapping[Key, Iterable[Key]], output: ArrayNode) -> list[lis
     for key in sorted(depths, key=_order):
         levels[depths[key]].append(key)
     return levels
+
+
+def waits(needs: Mapping[Key, Collection[Key]], levels: Iterable[Iterable[Key]]) -> int:
+    """Return how often tasks wait for others: Dask fuses a task with the only reader of its block.
+
+    Of the blocks of other layers it is not known who reads them.
+    """
+    readers = Counter(chain.from_iterable(needs.values()))
+
+    def follows(key: Key) -> bool:
+        single = len(needs[key]) <= 1
+        return single and all(each in needs and readers[each] == 1 for each in needs[key])
+
+    return sum(not all(map(follows, level)) for level in levels)
 
 
 def _gathered(

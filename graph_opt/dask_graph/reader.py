@@ -19,7 +19,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of
+from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of, waits
 from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
@@ -179,7 +179,7 @@ class LayerReader:
                 received(blocks, partial(_block_nbytes, arrays), workers),
                 aliases,
                 len(inner),
-                max(0, len(levels) - 1),
+                waits(needs, levels),
             )
 
     def recipes(self, works: Iterable[Blockwork], numbers: Mapping[str, int]) -> dict[int, Recipe]:
