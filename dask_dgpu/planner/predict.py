@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.operations import Cost
-from dask_dgpu.operations.operation import Node, Value
-from dask_dgpu.runtime.plans import Shares, costs_of, plans
+from dask_dgpu.operations.operation import Node, Value, shipped_to
+from dask_dgpu.runtime.plans import costs_of, peak, plans, shipping_seconds
 from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.model.cost import Machine, gang_seconds
 from graph_opt.model.layout import (
@@ -223,15 +223,14 @@ def predict(
     owners = [_owners(name, value, ranks, places) for name, value in inputs]
     planned = plans(program, owners, ranks)
     costs = costs_of(program, planned)
-    shares = Shares(program, planned, ranks)
     seconds_of = block_seconds(region, reader, machine)
     steps, received = [], {}
     for number in program.numbered:
-        shipped, cost, name = shares.shipped(number), costs.get(number), names[number]
-        seconds = shares.shipping(shipped, machine)
+        shipped = shipped_to(planned.shipments(number), program.values, ranks)
+        cost, name, seconds = costs.get(number), names[number], shipping_seconds(shipped, machine)
         if cost is None:
             received[name] = max(shipped)
-            seconds += shares.most_blocks(number) * seconds_of[name]
+            seconds += planned.makings[number].most_blocks * seconds_of[name]
             steps.append(StepCost(label(name), seconds, shipped))
             continue
         moved = tuple(cost.moved_bytes + nbytes for nbytes in shipped)
@@ -246,8 +245,11 @@ def predict(
     numbers, given = {name: number for number, name in enumerate(names)}, _given(region)
     works = [work.output.name for work in region.works if work.copied is None]
     beside = {numbers[name]: reader.beside(name, given) for name in works if seconds_of[name]}
-    peak = shares.peak(
-        {number: cost.peak_bytes for number, cost in costs.items()},
+    parts = peak(
+        program,
+        planned,
+        ranks,
+        costs,
         beside,
         {numbers[node.name] for node, _ in region.inputs if reader.is_stored(node.name)},
         facts.threads,
@@ -261,8 +263,8 @@ def predict(
         tasks=region.tasks,
         dask_tasks=plain.tasks,
         moved_bytes=most_received(steps),
-        peak_bytes=sum(peak),
-        peak=peak,
+        peak_bytes=sum(parts),
+        peak=parts,
         seconds=seconds + copying,
         dask_seconds=plain.seconds,
         steps=tuple(replace(s, seconds=s.seconds + machine.step_seconds) for s in steps),

@@ -16,9 +16,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
 from graph_opt.model.layout import Index, Layout, dealt
@@ -46,6 +47,11 @@ class Making:
     ranks: Mapping[Index, Ranks]
     shipments: tuple[Shipment, ...]
 
+    @property
+    def most_blocks(self) -> int:
+        """The number of blocks that the busiest rank computes."""
+        return max(Counter(chain.from_iterable(self.ranks.values())).values(), default=0)
+
 
 @dataclass(slots=True, eq=False)
 class _Block:
@@ -63,7 +69,7 @@ class _Block:
     home: int | None = None
     shared: bool = False
     weight: int = 0
-    ranks: dict[int, None] = field(default_factory=dict)
+    ranks: Ranks = ()
 
     @property
     def is_bound(self) -> bool:
@@ -74,11 +80,6 @@ class _Block:
     def burden(self) -> int:
         """The bytes that a reading rank receives for the block, or computes."""
         return max(PARCEL, self.nbytes) if self.ranks else self.weight
-
-    @property
-    def first(self) -> int:
-        """The rank that sends the block to others."""
-        return next(iter(self.ranks))
 
 
 class Placement:
@@ -94,7 +95,7 @@ class Placement:
         """Add a value with known ranks: an input, or the result of a collective."""
         self._values[number] = value
         self._blocks[number] = {
-            index: _Block(number, index, value.nbytes(index), home=rank, ranks={rank: None})
+            index: _Block(number, index, value.nbytes(index), home=rank, ranks=(rank,))
             for index, rank in zip(layout.indices(), layout.owners, strict=True)
             if rank >= 0
         }
@@ -135,11 +136,11 @@ class Placement:
             if not block.ranks:
                 self._compute(block, rank if block.home is None else block.home)
             block.shared = False
-        return value.placed([blocks[index].first for index in value.indices()])
+        return value.placed([blocks[index].ranks[0] for index in value.indices()])
 
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
-        ranks = {index: tuple(block.ranks) for index, block in self._blocks[number].items()}
+        ranks = {index: block.ranks for index, block in self._blocks[number].items()}
         return Making(ranks, tuple(self._shipments[number]))
 
     def _choose(self, block: _Block, *, joins: bool, once: bool) -> None:
@@ -174,12 +175,12 @@ class Placement:
             block = missing.pop()
             if rank in block.ranks:
                 continue
-            block.ranks[rank] = None
+            block.ranks += (rank,)
             if block.home is None:
                 block.home = rank
             for read in block.reads:
                 if not read.is_bound:
                     missing.append(read)
                 elif rank not in read.ranks:
-                    shipment = Shipment(read.value, read.index, read.first, rank)
+                    shipment = Shipment(read.value, read.index, read.ranks[0], rank)
                     self._shipments[block.value][shipment] = None

@@ -259,10 +259,10 @@ def _stretches(steps: Sequence[Step]) -> tuple[Stretch, ...]:
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
     """Return what a rank does on a kind of device, ``"cpu"`` or ``"cuda"``."""
     container = CUPY if kind == "cuda" else NUMPY
-    moves, steps, machine = dict(plans.moves), list[Step](), program.machine
+    steps, machine = list[Step](), program.machine
     nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
     for (number, node), ending, spent in nodes:
-        before = shippings([each for read in node.reads for each in moves.pop(read, ())], rank)
+        before = shippings(plans.moves.get(number, ()), rank)
         here = rank, container
         if node.operation is None:
             work: Functions | Operating = Functions.of(program, plans, number, here)
