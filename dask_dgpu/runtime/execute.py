@@ -235,7 +235,8 @@ class Rank:
         made = self._launch(stretch, recorded, arrays)
         self.values |= {number: dict(blocks) for number, blocks in made.items()}
         self.recorded.append(recorded)
-        self._free(stretch.ends)
+        for step in stretch.steps:
+            self._free(step.ending)
         return True
 
     def _record(
@@ -249,7 +250,8 @@ class Rank:
         for (number, index), array in zip(places, arrays, strict=True):
             other.values[number][index] = array
         spans = [other.take(step) for step in stretch.steps]
-        return {number: other.values[number] for number in stretch.makes}, spans
+        made = (step.number for step in stretch.steps)
+        return {number: other.values[number] for number in made if number in other.values}, spans
 
     def _launch(
         self, stretch: Stretch, recorded: Recorded, arrays: Sequence[Array]
@@ -271,7 +273,7 @@ class Rank:
 
     def _free(self, ending: Iterable[int]) -> None:
         for number in ending:
-            del self.values[number]
+            self.values.pop(number, None)  # that of a recording may not leave it
             self.facts.pop(number, None)
 
     def _copy_recorded(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -185,34 +185,17 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Consecutive steps, ``recordable`` if they can be one recording of a GPU.
-
-    ``reads`` are the values from before it whose blocks they use, ``makes`` those that it leaves
-    for later, and ``ends`` those from before it that end within.
-    """
+    """Consecutive steps, ``recordable`` if they can be one recording of a GPU."""
 
     steps: tuple[Step, ...]
     recordable: bool
-    reads: tuple[int, ...]
-    makes: tuple[int, ...]
-    ends: tuple[int, ...]
 
-    @classmethod
-    def of(cls, steps: Sequence[Step], recordable: bool) -> Stretch:
-        """Return the stretch of these steps."""
-        made: dict[int, None] = {}
-        reads: dict[int, None] = {}
-        for step in steps:
-            reads |= dict.fromkeys(number for number in step.reads if number not in made)
-            made[step.number] = None
-        ends = [number for step in steps for number in step.ending]
-        return cls(
-            tuple(steps),
-            recordable,
-            tuple(reads),
-            tuple(number for number in made if number not in {*ends}),
-            tuple(number for number in ends if number not in made),
-        )
+    @cached_property
+    def reads(self) -> tuple[int, ...]:
+        """The values from before it whose blocks its steps use."""
+        reads = dict.fromkeys(number for step in self.steps for number in step.reads)
+        made = {step.number for step in self.steps}
+        return tuple(number for number in reads if number not in made)
 
 
 def shippings(
@@ -253,7 +236,7 @@ def _stretches(steps: Sequence[Step]) -> tuple[Stretch, ...]:
             found[-1][1].extend(some)
         else:
             found.append((recordable, some))
-    return tuple(Stretch.of(some, recordable) for recordable, some in found)
+    return tuple(Stretch(tuple(some), recordable) for recordable, some in found)
 
 
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
