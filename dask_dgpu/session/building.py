@@ -7,9 +7,9 @@ their values of all others, but for floats of operators: a loop has another step
                      add, (array 0: chunks, float32; array 1: chunks, float32)
 
 Dask builds a call that is made from this key alone, with stand-ins for arrays and floats. The
-template is what it returns, as bytes, which get the tokens of the arrays and floats of each call::
+template is what it returns, as bytes with numbers in place of the names and floats of each call::
 
-    x.sum()      stand-in     sum-<token of Dask>, reads "x-000...00"
+    x.sum()      stand-in     sum-<token of Dask>, reads "dgpu-input-0"
                  filled       sum-<MD5 of this token and "x-1f...">, reads "x-1f..."
 
 Also the first call returns what the template gives: all calls of a kind have the same names, and
@@ -26,6 +26,7 @@ import re
 import struct
 import sys
 from collections.abc import Sequence
+from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial, wraps
 from hashlib import md5
@@ -47,7 +48,10 @@ from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.parse import is_known
 from graph_opt.dask_graph.sent import Pickler
 from graph_opt.model.layout import CONTAINERS
-from graph_opt.model.names import LENGTH, as_parameter, joined, parted
+from graph_opt.model.names import parted
+
+STAND_IN = "dgpu-input-"
+"""The prefix of the names of stand-ins."""
 
 MARKS = [float(f"1.{i}0915965594177219e-7") for i in range(1, 5)]
 """Floats of stand-in calls, found in layers without doubt."""
@@ -65,12 +69,21 @@ TOKEN = re.compile("[0-9a-f]{32}")
 
 
 class Input(NamedTuple):
-    """What layers depend on of an array: all but the token of its name."""
+    """What layers depend on of an array."""
 
-    prefix: str
     chunks: tuple[tuple[int, ...], ...]
     kind: type
     dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, array: Array) -> Input:
+        """Return this of an array; raise if it is one of which more counts."""
+        meta = array._meta
+        if type(array.dask) is not HighLevelGraph or array.name not in array.dask.layers:
+            raise pickle.PicklingError("expected an array with layers")
+        if meta.dtype.metadata is not None:
+            raise pickle.PicklingError("expected a dtype without metadata")
+        return cls(array.chunks, type(meta), meta.dtype)
 
     def stand_in(self, number: int) -> Array:
         """Return an array of the kind without blocks.
@@ -80,7 +93,7 @@ class Input(NamedTuple):
         if typename(self.kind) not in CONTAINERS or isnan(sum(map(sum, self.chunks))):
             raise TypeError("expected blocks of NumPy or CuPy, and known chunks")
         meta = self.kind((0,) * len(self.chunks), self.dtype)
-        return Array({}, f"{self.prefix}{number:032x}", self.chunks, meta=meta)
+        return Array({}, f"{STAND_IN}{number}", self.chunks, meta=meta)
 
 
 class Call(NamedTuple):
@@ -123,7 +136,7 @@ class Call(NamedTuple):
         others = [None if at in left else value for at, value in enumerate(args)]
         file, settings = io.BytesIO(), (config.get("split_every"), config.get("array"))
         _Pickler(file, protocol=5).dump((others, kwargs, settings))
-        inputs = tuple(map(_input, arrays.values()))
+        inputs = tuple(map(Input.of, arrays.values()))
         call = cls(file.getvalue(), inputs, tuple(places), tuple(floats))
         return call, arrays, [args[at] for at in floats]
 
@@ -163,14 +176,6 @@ def _function(code: bytes, module: str) -> FunctionType:
     return FunctionType(marshal.loads(code), vars(sys.modules[module]))
 
 
-def _input(array: Array) -> Input:
-    graph, name, meta = array.dask, NAME.fullmatch(array.name), array._meta
-    known = type(graph) is HighLevelGraph and array.name in graph.layers
-    if not known or name is None or meta.dtype.metadata is not None:
-        raise pickle.PicklingError("expected an array with a token in its name")
-    return Input(name[1], array.chunks, type(meta), meta.dtype)
-
-
 @cache
 def replaying(function: Function) -> Function:
     """Wrap a function of Dask that returns an array, so that Dask builds one call of a kind."""
@@ -192,45 +197,38 @@ def replaying(function: Function) -> Function:
 class Template:
     """The layers of a call of stand-ins: pickled with the result's name, and what each reads.
 
-    The text is in ``pieces`` around its ``tokens``; ``own`` are those of the layers. What is
-    ``shared`` by all calls of the kind stays beside it: functions, chunks and other constants.
+    Beside the ``text``, which has their numbers, is what differs in each call: names of inputs,
+    ``names`` of new layers, in two parts, and floats. What follows is ``shared`` by all calls of
+    the kind: functions, chunks and other constants.
     """
 
-    pieces: list[bytes]
-    tokens: list[bytes]
-    own: frozenset[bytes]
+    text: bytes
+    names: tuple[tuple[str, str], ...]
     shared: list[Any]
     chunks: tuple[tuple[int, ...], ...]
     meta: Any
 
     def filled(self, arrays: dict[str, Array], floats: Sequence[float]) -> Array:
         """Return the array that Dask would return for a call of the kind, under another name."""
-        given = repr((list(arrays), floats)).encode()
-        real = {b"%032x" % at: name[-LENGTH:].encode() for at, name in enumerate(arrays)}
-        for mark, value in zip(MARKS, floats, strict=False):
-            real[_token(mark)] = _token(value)
-        for token in self.own:
-            real[token] = md5(token + given, usedforsecurity=False).hexdigest().encode()
-        text = joined(self.pieces, map(real.__getitem__, self.tokens))
-        opener = pickle.Unpickler(io.BytesIO(text))
-        opener.persistent_load = self.shared.__getitem__  # type: ignore[method-assign]
+        own = repr((list(arrays), floats))
+        names = [
+            prefix + md5((token + own).encode(), usedforsecurity=False).hexdigest()
+            for prefix, token in self.names
+        ]
+        opener = pickle.Unpickler(io.BytesIO(self.text))
+        beside = [*arrays, *names, *floats, *self.shared]
+        opener.persistent_load = beside.__getitem__  # type: ignore[method-assign]
         name, new, read = opener.load()
         layers: dict[str, Any] = {}
         dependencies: dict[str, set[str]] = {}
         for array in arrays.values():
             layers.update(array.dask.layers)
             dependencies.update(array.dask.dependencies)
-        layers.update(new)
-        dependencies.update(read)
-        graph = HighLevelGraph({}, dependencies)
-        graph.layers = layers
+        graph = HighLevelGraph({}, dependencies | read)
+        graph.layers = layers | new
         found: Array = object.__new__(Array)
         found.dask, found._name, found._chunks, found._meta = graph, name, self.chunks, self.meta
         return found
-
-
-def _token(number: float) -> bytes:
-    return as_parameter(number).token.encode()
 
 
 def _template(function: Function, call: Call) -> Template | None:
@@ -238,65 +236,76 @@ def _template(function: Function, call: Call) -> Template | None:
     try:
         args, kwargs = call.arguments()
         found = function(*args, **kwargs)
-        given = {f"{each.prefix}{at:032x}" for at, each in enumerate(call.inputs)}
-        new = {name: layer for name, layer in found.dask.layers.items() if name not in given}
-        pickler = _LayersPickler()
-        read = {name: {*found.dask.dependencies[name]} for name in new}
-        pickler.dump((found.name, new, read))
+        inputs = [f"{STAND_IN}{at}" for at in range(len(call.inputs))]
+        new = {name: layer for name, layer in found.dask.layers.items() if name not in inputs}
+        marks = MARKS[: len(call.floats)]
+        pickler = _LayersPickler([*inputs, *new, *marks])
+        pickler.dump((found.name, new, {name: {*found.dask.dependencies[name]} for name in new}))
         text = pickler.file.getvalue()
         beside = pickle.dumps((pickler.shared, found.chunks))
         shared, chunks = pickle.loads(beside)  # no objects of this call
     except Exception:  # the call itself raises it again, with its own numbers
         return None
-    (pieces, tokens), marks = parted(text), MARKS[: len(call.floats)]
-    own, floats = {*map(_last, new)}, {*map(_token, marks)}
+    parts = [(match[1], match[2]) for match in map(NAME.fullmatch, new) if match is not None]
+    varying = [STAND_IN.encode(), *(struct.pack(order, m) for m in marks for order in ("<d", ">d"))]
     is_whole = (
         type(found) is Array
         and found.name in new
         and not isnan(sum(found.shape))
         and len(text) <= MOST_BYTES
-        and own | {*map(_last, given)} | floats >= {*tokens} >= own | floats
-        and not parted(beside)[1]
-        and not any(struct.pack(">d", mark) in each for mark in marks for each in (text, beside))
+        and len(parts) == len(new)
+        and pickler.found.issuperset(marks)
+        and not any(each in data for each in varying for data in (text, beside))
+        and not (parted(text)[1] or parted(beside)[1])
         and not any(map(_is_special, new, new.values()))
     )
-    if not is_whole:
-        return None
-    return Template(pieces, tokens, frozenset(own), shared, chunks, found._meta)
+    return Template(text, (*parts,), shared, chunks, found._meta) if is_whole else None
 
 
 class _LayersPickler(Pickler):
-    """Pickles layers without what is ``shared`` by all calls of a kind."""
+    """Pickles layers without what is ``varying``, or ``shared`` by all calls of a kind.
 
-    def __init__(self) -> None:
+    ``found`` is what varies and occurs.
+    """
+
+    def __init__(self, varying: Sequence[str | float]) -> None:
         self.file = io.BytesIO()
-        super().__init__(self.file)
+        super().__init__(self.file, own={Blockwise: _state_of})
+        self.varying = {each: at for at, each in enumerate(varying)}
+        self.found: set[Any] = set()
         self.shared: list[Any] = []
-        self.numbers: dict[int, int] = {}
+        self.numbers: dict[Any, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
+        kind = type(obj)
+        if (kind is str or kind is float) and obj in self.varying:
+            self.found.add(obj)
+            return self.varying[obj]
         if not _is_shared(obj):
             return None
-        at = self.numbers.setdefault(id(obj), len(self.shared))
-        if at == len(self.shared):
+        number = len(self.varying) + len(self.shared)
+        at = self.numbers.setdefault(obj if kind is str else id(obj), number)
+        if at == number:
             self.shared.append(obj)
         return at
+
+
+def _state_of(layer: Blockwise) -> Any:
+    """Reduce a layer to its attributes, without what Dask has derived; floats stay floats."""
+    state = {name: each for name, each in vars(layer).items() if not name.startswith("_cached")}
+    return __newobj__, (Blockwise,), state
 
 
 def _is_shared(obj: Any) -> bool:
     """Whether it is text without a token, a function, a dtype, a slice, chunks, or an operand."""
     if type(obj) is str:
-        return TOKEN.search(obj) is None
+        return STAND_IN not in obj and TOKEN.search(obj) is None
     if type(obj) is tuple:
         return bool(obj) and all(type(each) is int or _is_shared(each) for each in obj)
     if type(obj) is TaskRef:
         return str(obj.key).startswith("__dask_blockwise__")
     is_constant = isinstance(obj, np.dtype | slice) or callable(obj)
     return is_constant and not isinstance(obj, GraphNode)
-
-
-def _last(name: str) -> bytes:
-    return name[-LENGTH:].encode()
 
 
 def _is_special(name: str, layer: Any) -> bool:

@@ -350,10 +350,8 @@ def _data(task: Any) -> Array | None:
 
 
 def _reduced_task(task: Task) -> Reduction:
-    if type(task) is Task:
-        options = task.kwargs | ({"_data_producer": True} if task.data_producer else {})
-        make: Any = Task
-        return partial(make, **options) if options else make, (task.key, task.func, *task.args)
+    if type(task) is Task and not (task.kwargs or task.data_producer):
+        return Task, (task.key, task.func, *task.args)
     return _task, (type(task), task.key, task.func, task.args, task.kwargs, task.data_producer)
 
 
