@@ -113,7 +113,7 @@ def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> 
 def _reduced(launch: Launch) -> Any:
     """Reduce a launch with what messages omit: Dask's own tasks, and the tokens of its program."""
     given = launch.program, launch.names, launch.titles, launch.plain, launch.program.text[1]
-    return Launch, given
+    return Launch, (*given, launch.operations)
 
 
 def _reduced_plain(graph: HighLevelGraph, plain: Plain) -> Any:

@@ -179,7 +179,7 @@ class Planner:
             if len(kept) == len(pieces):
                 if not gangs:
                     break
-                found = graph.emit(self._with_fallbacks(gangs, reader))
+                found = graph.emit(self._launches(gangs, reader))
                 predicted = tuple((gang.region, gang.prediction) for gang in gangs)
                 why = tuple(declined), verdicts.left, lacks, own_left
                 return Rewriting(found, reader, predicted, *why)
@@ -255,16 +255,18 @@ class Planner:
         calls = self.settings.when != "always" and any(work.once for work in region.works)
         return USERS if calls else None
 
-    def _with_fallbacks(
-        self, gangs: Iterable[Gang], reader: Reader
-    ) -> Iterator[tuple[Region, Launch]]:
-        """Yield regions and launches, with Dask's tasks for blocks that are not as declared."""
+    def _launches(self, gangs: Iterable[Gang], reader: Reader) -> Iterator[tuple[Region, Launch]]:
+        """Yield regions and launches, with what they need beside programs that are predicted.
+
+        These are the user's words, and Dask's tasks for blocks that are not as declared.
+        """
         for region, launch in chain.from_iterable(gang.launches for gang in gangs):
-            if self.settings.on_error == "raise":
-                yield region, launch
-            else:
+            made = launch.names[len(launch.program.inputs) :]
+            found = replace(launch, operations=tuple(map(reader.operation, made)))
+            if self.settings.on_error != "raise":
                 plain = reader.fallback(region, travels=not is_offloaded())
-                yield region, replace(launch, plain=plain)
+                found = replace(found, plain=plain)
+            yield region, found
 
     def planned(self, region: Region, reader: Reader, present: Present = NOTHING) -> Gang:
         """Return the gang of a region, or of its parts if it is one collective and does not fit.

@@ -198,7 +198,8 @@ class Launch:
     ``names`` are those of its values in Dask; ``titles`` are the layers whose names messages show.
     ``plain`` are Dask's own tasks for the fallback. They are pickled only if they travel, as bytes
     that stay bytes: the scheduler may lack packages. The program of a known structure has the
-    ``tokens`` of the present graph, such as numbers, in place of its own.
+    ``tokens`` of the present graph, such as numbers, in place of its own. ``operations`` are the
+    user's word for each node, and the number of the operation that it is a part of.
     """
 
     program: Program
@@ -206,6 +207,7 @@ class Launch:
     titles: tuple[str, ...]
     plain: Plain | bytes | None = field(default=None, compare=False, repr=False)
     tokens: bytes | None = field(default=None, compare=False, repr=False)
+    operations: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = self.plain

@@ -19,7 +19,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of, waits
+from graph_opt.dask_graph.blockwork import PART, blockwork, in_levels, node_of, waits
 from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
@@ -48,7 +48,7 @@ from graph_opt.dask_graph.products import with_plain
 from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.dask_graph.rules import find
-from graph_opt.dask_graph.words import steps_of
+from graph_opt.dask_graph.words import steps_of, word_of
 from graph_opt.dask_graph.work import array, memory_beside, task_seconds
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes
@@ -196,6 +196,15 @@ class LayerReader:
     @cached_property
     def steps(self) -> list[Step]:
         return steps_of(self.arrays, self.matches.pieces)
+
+    @cached_property
+    def _operations(self) -> dict[str, tuple[str, int]]:
+        steps = enumerate(self.steps)
+        return {name: (step.word, number) for number, step in steps for name in step.layers}
+
+    def operation(self, name: str) -> tuple[str, int]:
+        layer = PART.sub("", name)
+        return self._operations.get(layer) or (word_of(layer), -1)
 
     def calls_users(self, name: str) -> bool:
         return _calls_users(self.graph.layers[name])

@@ -186,6 +186,12 @@ class Reader(Layers, Protocol):
         See :class:`dask_dgpu.runtime.program.Blockworks`.
         """
 
+    def operation(self, name: str) -> tuple[str, int]:
+        """Return the user's word for an array, and the number of the operation that makes it.
+
+        It may be that of a step of a layer.
+        """
+
     def fallback(self, region: Region, *, travels: bool) -> Any:
         """Return the user's own tasks for a region, which are pickled if they travel."""
 

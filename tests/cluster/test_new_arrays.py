@@ -162,6 +162,18 @@ def test_explain_finds_the_run_of_a_known_structure(client, on_device):
         assert "measured" in repr(dgpu.explain(z, measured=True)).lower()
 
 
+def test_persisted_arrays_show_what_made_them_in_the_users_words(client, in_memory):
+    for _ in range(2):  # also of a known structure
+        x = in_memory(RNG.random((24, 16)), (6, 16))
+        z = ((x - x.mean(axis=0)) @ x.T).persist()
+        wait(z)
+        rows = dgpu.explain(z, measured=True).to_dict()["operations"]
+        words = ["mean over axis 0", "x - y", "transpose", "matmul"]
+        assert sorted(row["operation"] for row in rows) == sorted(words)
+        assert rows[-1]["operation"] == "matmul"
+        assert all(row["measured"] > 0 for row in rows)
+
+
 @pytest.mark.parametrize("lower", [False, True])
 def test_a_product_and_a_diagonal_have_a_cholesky_factor(client, in_memory, device, lower):
     n, chunk = 48, 16

@@ -85,6 +85,10 @@ class Sketch:
     def is_map(self, name: str) -> bool:
         return name in self.local
 
+    def operation(self, name: str) -> tuple[str, int]:
+        layer, *_ = name.split("-")
+        return " ".join(self.made[layer]), list(self.made).index(layer)
+
     def calls_users(self, name: str) -> bool:
         return False
 

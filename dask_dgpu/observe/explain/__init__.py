@@ -147,10 +147,8 @@ def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting[DescribedReader]) -> 
 
 def _made(names: Sequence[str]) -> list[Operation]:
     """Return the operations of the gangs that made arrays which exist."""
-    found = []
-    for at, (words, steps) in enumerate(runs_of(names)):
-        known = words if len(words) == len(steps) else [step.name for step in steps]
-        for word, step in zip(known, steps, strict=True):
-            made = Operation(step.name, word, GANG, "", gang=at)
-            found.append(made.with_run([step]))
-    return found
+    return [
+        Operation(steps[-1].name, word, GANG, "", gang=at).with_run(steps)
+        for at, run in enumerate(runs_of(names))
+        for word, steps in run
+    ]

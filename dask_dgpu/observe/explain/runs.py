@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from dask_dgpu.runtime.recording import Step
 
-Words = tuple[str, ...]
-
 
 def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
     """Return the steps of the last run of each region, none if there was no run lately."""
@@ -30,11 +28,9 @@ def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
     return tuple(runs)
 
 
-def runs_of(names: Collection[str]) -> list[tuple[Words, tuple[Step, ...]]]:
-    """Return the last runs that made arrays with these names: users' words, and steps."""
-    found: list[tuple[Words, tuple[Step, ...]]] = _client().run_on_scheduler(
-        _made, names=sorted(names)
-    )
+def runs_of(names: Collection[str]) -> list[list[tuple[str, list[Step]]]]:
+    """Return the last runs that made arrays with these names: users' words, each with its steps."""
+    found: list[Any] = _client().run_on_scheduler(_made, names=sorted(names))
     return found
 
 

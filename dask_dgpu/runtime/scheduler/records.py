@@ -85,8 +85,11 @@ class Records:
         found = [record for record in self._records.values() if _has(record.launch.outputs, wanted)]
         return found[-1].steps if found else ()
 
-    def made(self, names: Collection[str]) -> list[tuple[tuple[str, ...], tuple[Step, ...]]]:
-        """Return users' words and the steps of the last runs that made arrays of these names."""
+    def made(self, names: Collection[str]) -> list[list[tuple[str, list[Step]]]]:
+        """Return the last runs that made arrays of these names: users' words, each with its steps.
+
+        Steps of one operation are together, at the place of its last one.
+        """
         last = {
             name: record
             for record in self._records.values()
@@ -94,12 +97,25 @@ class Records:
             if name in names
         }
         records = {record.run_id: record for record in last.values()}
-        return [(tuple(words_of(r.launch)), r.steps) for r in records.values()]
+        return [_by_operation(record) for record in records.values()]
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""
         found = [record.details.get(output) for record in self._records.values()]
         return next(filter(None, reversed(found)), None)
+
+
+def _by_operation(record: _Record) -> list[tuple[str, list[Step]]]:
+    launch, steps = record.launch, record.steps
+    known = launch.operations or [(word, -1) for word in words_of(launch)]
+    if len(known) != len(steps):  # several steps in one
+        known = [(step.name, -1) for step in steps]
+    found: dict[tuple[str, int], tuple[str, list[Step]]] = {}
+    for at, ((word, number), step) in enumerate(zip(known, steps, strict=True)):
+        key = (word, number) if number >= 0 else (word, -1 - at)
+        _, before = found.pop(key, (word, []))
+        found[key] = word, [*before, step]
+    return list(found.values())
 
 
 def _has(made: Wanted, wanted: Wanted) -> bool:
