@@ -139,11 +139,11 @@ class Parts:
         done = first(events, "memory")
         tokens = [key[0].removeprefix(f"{GANG}-") for key in done if named(key, GANG)]
         self.ends = [done[f"{GANG}-{token}", 0] for token in tokens]
-        parts = {token: part for part, token in enumerate(tokens)}
         read: defaultdict[Any, set[int]] = defaultdict(set)
         self.returned: dict[Any, int] = {}
         for key in done:
-            part = parts.get(key[0][-32:]) if isinstance(key, tuple) else None
+            ends = [isinstance(key, tuple) and key[0].endswith(token) for token in tokens]
+            part = ends.index(True) if any(ends) else None
             if part is not None and named(key, f"{STAGE}-0"):
                 read[key[1:]].add(part)
             elif part is not None and named(key, result):
