@@ -55,6 +55,7 @@ class Cluster:
     is_enabled: bool
     in_process: bool = False
     threads: int = 1
+    _started: dict[str, Array] = field(default_factory=dict, repr=False)
     _used: set[str] = field(default_factory=set, repr=False)
     _lost: set[str] = field(default_factory=set, repr=False)
     copying: Executor = field(
@@ -177,6 +178,7 @@ class Cluster:
         """Begin to compute on the workers."""
         with self._no_loss():
             started: Array = self.client.persist(result)
+        self._started[started.name] = started
         return started
 
     def blocks(self, handle: Array, room: Room | None = None) -> Iterator[tuple[Region, Any]]:
@@ -205,6 +207,7 @@ class Cluster:
                         raise block
                     there = block is not None and block is rooms.get(future.key)
                     yield places[future.key], None if there else on_host(block)
+        self._started.pop(handle.name, None)
 
     async def _receive_all(
         self, futures: Sequence[Any], nbytes: int, rooms: Mapping[Any, Any]
@@ -234,9 +237,17 @@ class Cluster:
                 if future.status == "error":
                     future.result()
 
+    def release(self, handle: Array) -> None:
+        """Let go of an array that the next one reads."""
+        self._started.pop(handle.name, None)
+
     def cancel(self, handle: Array) -> None:
-        """Give up an array."""
-        self.client.cancel(handle)
+        """Give up an array unless all of it has been fetched.
+
+        Dask's scheduler drops a client that cancels keys which nobody wants any more.
+        """
+        if self._started.pop(handle.name, None) is not None:
+            self.client.cancel(handle)
 
     def compute(self, result: Array) -> Any:
         """Compute on the workers, and fetch the values."""
@@ -253,9 +264,8 @@ class Cluster:
         try:
             for region, block in self.blocks(started):
                 out[region] = block
-        except BaseException:
+        finally:
             self.cancel(started)
-            raise
 
     def _addresses(self) -> set[str]:
         """Return the workers that get blocks, at least one."""
@@ -288,7 +298,9 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """Let go of windows and threads."""
+        """Cancel what has not been fetched."""
+        for started in list(self._started.values()):
+            self.cancel(started)
         if self._windows.are_used:
             self.client.sync(self._windows.close)
         self._windows.pumps.shutdown()

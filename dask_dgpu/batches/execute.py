@@ -157,6 +157,7 @@ class _Work:
         call, site, tile = self.call, self.call.site, batch.tile
         if batch.adds:
             site.wait(batch.handle)
+            site.release(batch.handle)
             return
         if call.adds_on_devices:  # to the results of all batches of this part
             tile = call.notation.summed(tile)

@@ -84,6 +84,9 @@ class Here:
         """Wait for the array."""
         handle.result()
 
+    def release(self, handle: Future[Array]) -> None:
+        """Nothing holds it."""
+
     def cancel(self, handle: Future[Array]) -> None:
         """Give up an array unless it is being computed."""
         handle.cancel()
