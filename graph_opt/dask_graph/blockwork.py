@@ -17,7 +17,6 @@ form is an array without memory, a list of forms, or any other value as it is.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -52,9 +51,6 @@ Key = Any
 
 SMALL = 0.25
 """A task is small if it reads and returns at most this fraction of the largest result block."""
-
-PART = re.compile(r"[.][0-9]+(?=-)|(-[0-9]+){2}$")
-"""What names the steps before the last in the work for one layer, and the terms of a product."""
 
 Tasks = Mapping[Key, GraphNode]
 

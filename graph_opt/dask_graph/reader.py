@@ -19,7 +19,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.blockwork import PART, blockwork, in_levels, node_of, waits
+from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of, waits
 from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
@@ -52,11 +52,12 @@ from graph_opt.dask_graph.words import steps_of, word_of
 from graph_opt.dask_graph.work import array, memory_beside, task_seconds
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes
+from graph_opt.model.names import LEVEL
 from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.model.reader import OPTED_OUT, Key, Matches, Need, PlainLayer, Step
 from graph_opt.model.recipe import Recipe
 from graph_opt.passes import depth_first, name_of
-from graph_opt.pieces.matmul import ProductPiece
+from graph_opt.pieces.matmul import TERM, ProductPiece
 
 CREATES = "creates blocks"
 NO_RULE = "no rule knows it"
@@ -203,7 +204,7 @@ class LayerReader:
         return {name: (step.word, number) for number, step in steps for name in step.layers}
 
     def operation(self, name: str) -> tuple[str, int]:
-        layer = PART.sub("", name)
+        layer = TERM.sub("", LEVEL.sub("", name))
         return self._operations.get(layer) or (word_of(layer), -1)
 
     def calls_users(self, name: str) -> bool:

@@ -17,6 +17,7 @@ differ each time, such as a step size, are tokens too::
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ import numpy as np
 STAGE = "dgpu-stage"
 GANG = "dgpu-gang"
 TURN = "dgpu-turn"
+
+LEVEL = re.compile(r"[.][0-9]+(?=-)")
+"""What names the steps before the last in the work for one layer: ``cumsum.0-53fa9c...``."""
 
 LENGTH = 32
 """A token has so many hexadecimal digits, and no further one beside it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,9 @@ from typing import Any, Self
 from graph_opt.model.cost import Machine, dask_product_seconds
 from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of
 from graph_opt.model.piece import Piece
+
+TERM = re.compile(r"(-[0-9]+){2}$")
+"""What follows the name of a product in those of its terms."""
 
 
 @dataclass(frozen=True)

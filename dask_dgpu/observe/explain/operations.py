@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
 from graph_opt.model.layout import counted
-from graph_opt.model.names import label
+from graph_opt.model.names import LEVEL, label
 from graph_opt.model.piece import Piece
 from graph_opt.model.reader import OPTED_OUT, DescribedReader, Step
 
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 GANG, FUSED, DASK = "gang", "fused", "Dask"
 """What computes an operation."""
-
-PART = re.compile(r"[.][0-9]+-")
-"""What names the steps before the last in a gang's work for one layer."""
 
 LOCAL = "each rank on its blocks"
 STREAM = "Dask computes block after block"
@@ -209,7 +205,7 @@ class Finder:
         at = self._regions[target]
         _, prediction = self.rewriting.regions[at]
         labels = {label(name) for name in step.layers}
-        known = [each for each in prediction.steps if PART.sub("-", each.name) in labels]
+        known = [each for each in prediction.steps if LEVEL.sub("", each.name) in labels]
         if not known:
             return replace(plain, by=GANG, why=self._joined(step, target), gang=at)
         peaks = [each.peak_bytes for each in known if each.peak_bytes is not None]
@@ -224,7 +220,7 @@ class Finder:
             peak_bytes=max(peaks, default=None),
         )
         run = self.runs[at] if self.runs else ()
-        return found.with_run(each for each in run if PART.sub("-", each.name) in labels)
+        return found.with_run(each for each in run if LEVEL.sub("", each.name) in labels)
 
     @cached_property
     def _kernels(self) -> Counter[str]:
