@@ -159,7 +159,7 @@ class Whole(Request):
                 values: Any = (
                     np.asarray(self.result)
                     if not isinstance(self.result, Array)
-                    else (self.site.compute(self.result))
+                    else self.site.compute(self.result)
                 )
         except BaseException:
             self.drop()

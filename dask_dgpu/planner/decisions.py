@@ -262,11 +262,11 @@ class Planner:
         """
         for region, launch in chain.from_iterable(gang.launches for gang in gangs):
             made = launch.names[len(launch.program.inputs) :]
-            found = replace(launch, operations=tuple(map(reader.operation, made)))
+            plain = None
             if self.settings.on_error != "raise":
                 plain = reader.fallback(region, travels=not is_offloaded())
-                found = replace(found, plain=plain)
-            yield region, found
+            operations = tuple(map(reader.operation, made))
+            yield region, replace(launch, plain=plain, operations=operations)
 
     def planned(self, region: Region, reader: Reader, present: Present = NOTHING) -> Gang:
         """Return the gang of a region, or of its parts if it is one collective and does not fit.

@@ -180,8 +180,7 @@ class Blockwork:
     not depend on each other, and a block of such a step takes as long as a copy of ``copied``
     bytes. The ``inputs`` and :meth:`reads` are those of all steps. Dask runs so many ``inner``
     tasks before those of the blocks; they wait for each other ``depth`` times. A gang does small
-    ones together.
-    What the ``layer`` is, only its reader knows.
+    ones together. What the ``layer`` is, only its reader knows.
     """
 
     output: ArrayNode

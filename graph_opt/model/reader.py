@@ -32,7 +32,7 @@ class PlainLayer(NamedTuple):
 
     It ``reads`` some layers. ``needs`` are the blocks that each of its tasks reads; a piece reads
     all of its own together. ``seconds`` is the work of the busiest worker, which receives
-    ``moved_bytes``, ``None`` if unknown. ``aliases`` are tasks that only rename a block. So many
+    ``moved_bytes``. ``aliases`` are tasks that only rename a block. So many
     ``inner`` tasks come before those of its blocks, and wait for each other ``depth`` times.
     """
 
