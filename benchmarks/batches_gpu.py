@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -26,7 +25,7 @@ from harness import Report, options
 from rate_harness import RATES
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.copying import THREADS, copy
+from dask_dgpu.batches.sinks import copy
 
 OUT = Path(__file__).parent / "results" / "batches-gpu.jsonl"
 
@@ -89,9 +88,7 @@ def pinned_rates(nbytes: int, repetitions: int) -> tuple[float, float]:
 def host_rate(nbytes: int, repetitions: int) -> float:
     """Return bytes per second of copies in this process by as many threads as ``dgpu.run`` has."""
     source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    with ThreadPoolExecutor(THREADS) as executor:
-        work = partial(copy, executor, target, source)
-        return nbytes / median(_timed(work, lambda: None, repetitions))
+    return nbytes / median(_timed(partial(copy, target, source), lambda: None, repetitions))
 
 
 def torch_seconds(n: int, repetitions: int) -> list[float]:
@@ -126,9 +123,8 @@ def numbers(shape: tuple[int, ...], seed: int) -> Any:
     x = np.empty(shape, "float32")
     rows = -(-shape[0] // 64)
     x[:rows] = np.random.default_rng(seed).random((rows, *shape[1:]), "float32")
-    with ThreadPoolExecutor(THREADS) as executor:
-        for lo in range(rows, shape[0], rows):
-            copy(executor, x[lo : lo + rows], x[: min(rows, shape[0] - lo)])
+    for lo in range(rows, shape[0], rows):
+        copy(x[lo : lo + rows], x[: min(rows, shape[0] - lo)])
     return x
 
 

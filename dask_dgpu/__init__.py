@@ -23,9 +23,8 @@ from dask_dgpu.array.reductions import min as min
 from dask_dgpu.array.reductions import sum as sum
 from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
-from dask_dgpu.batches.many import run_many
 from dask_dgpu.batches.plan import Plan
-from dask_dgpu.batches.run import plan, run
+from dask_dgpu.batches.run import plan, run, run_many
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health

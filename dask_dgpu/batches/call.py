@@ -2,31 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import isfinite, prod
+from functools import cached_property, partial
+from math import ceil, isfinite, isqrt, prod
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.arguments import expected
 from dask_dgpu.batches.blocks import Chunks, array_of, largest_nbytes, regions
-from dask_dgpu.batches.held import Rule
+from dask_dgpu.batches.held import MemoryRule, tasks_of
 from dask_dgpu.batches.notation import Lengths, Notation
-from dask_dgpu.batches.operands import Operand
-from dask_dgpu.batches.pieces import pieces
+from dask_dgpu.batches.operations import Operation, of_nothing
 from dask_dgpu.batches.plan import Part
-from dask_dgpu.batches.request import Request
-from dask_dgpu.batches.rules import Arguments, Shape
-from dask_dgpu.batches.streamed import tasks_of
+from dask_dgpu.batches.rules import Arguments
+from dask_dgpu.batches.sinks import check_out
+from dask_dgpu.batches.sites import Site
+from dask_dgpu.batches.sources import Operand, Shape, Slot
 
 COPIES = 2
 """Parts of an operand, and of the result, on a device: one of them is being transferred.
 
 An operand that stays for several batches has one part: its next one is loaded between batches.
 """
+PIECE = 4 << 20
+"""Bytes of a block in this process: a thread's temporaries stay in the cache."""
+MOST_PIECES = 64
+"""Most blocks of a batch in this process."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An operation, its arguments with a :class:`Slot` for each array, and where it is computed."""
+
+    operation: Operation
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    operands: tuple[Operand, ...]
+    site: Site
+
+    @classmethod
+    def made(
+        cls,
+        operation: Operation,
+        args: Sequence[Any],
+        options: Mapping[str, Any],
+        site: Site,
+        make: Callable[[str, Any], Operand | None],
+    ) -> Request:
+        """Return the request; ``make`` returns an operand for arguments that are one."""
+        plain: set[str] = set(operation.plain)
+        if plain:
+            names = list(inspect.signature(operation.function).parameters)
+            plain |= {f"arrays[{at}]" for at, name in enumerate(names) if name in plain}
+        operands: list[Operand] = []
+
+        def slot(name: str, value: Any) -> Any:
+            found = None if name in plain else make(name, value)
+            if found is None:
+                return value
+            operands.append(found)
+            return Slot(len(operands) - 1)
+
+        positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
+        named = {name: slot(name, value) for name, value in options.items()}
+        if not operands:
+            expected("arrays", "at least one array with axes", tuple(args), TypeError)
+        return cls(operation, positional, named, tuple(operands), site)
+
+    @property
+    def title(self) -> str:
+        """The operation, shapes and dtypes."""
+        return f"{self.operation.name} of {', '.join(map(str, self.operands))}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments by name, those of ufuncs by number."""
+        if self.operation.ufunc is not None:
+            return {str(at): value for at, value in enumerate(self.args)} | dict(self.options)
+        signature = inspect.signature(self.operation.function)
+        try:
+            bound = signature.bind(*self.args, **self.options)
+        except TypeError as error:
+            raise TypeError(f"expected the arguments of {self.operation.name}: {error}") from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def of(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Any:
+        """Return what the operation, or another function, returns for arrays as operands."""
+
+        def filled(value: Any) -> Any:
+            return arrays[value.at] if isinstance(value, Slot) else value
+
+        options = {name: filled(value) for name, value in self.options.items()}
+        return (function or self.operation.function)(*map(filled, self.args), **options)
+
+    def check_casts(self, **out: Any) -> None:
+        """Raise NumPy's error if a ufunc's ``casting`` forbids the casts of its operands."""
+        ufunc = self.operation.ufunc
+        if ufunc is not None and "casting" in self.options:
+            empty = [np.empty(0, each.source.dtype) for each in self.operands]
+            self.of(empty, partial(of_nothing, ufunc, **out))
+
+    def target(self, out: Any, shape: Shape, dtype: Any) -> Any:
+        """Return the array for a result: ``out``, once it is checked, or a new one."""
+        if out is None:
+            return np.empty(shape, dtype)
+        named = {f"arrays[{at}]": value for at, value in enumerate(self.args)} | dict(self.options)
+        read = {
+            name: self.operands[value.at].source if isinstance(value, Slot) else value
+            for name, value in named.items()
+        }
+        check_out(out, shape, np.dtype(dtype), read, self._casting)
+        return out
+
+    def _casting(self, out: Any) -> str:
+        """Return which casts to ``out`` are allowed; raise NumPy's error for a ufunc's own."""
+        self.check_casts(out=np.empty(0, out.dtype))
+        is_own = self.operation.ufunc is not None and "casting" in self.options
+        return str(self.options["casting"]) if is_own else "same_kind"
 
 
 @dataclass(frozen=True)
@@ -62,7 +160,7 @@ class Call(Request):
         if operation.doubled and result.dtype.char in "fF":
             temporaries += 2  # a copy in double precision
         own = (notation, result.shape, result.dtype, max(0, temporaries))
-        return cls(operation, request.template, request.site, *own)
+        return cls(operation, request.args, request.options, operands, request.site, *own)
 
     @cached_property
     def itemsize(self) -> int:
@@ -71,13 +169,43 @@ class Call(Request):
 
     def reading(self, source: Any) -> Call:
         """Return the call with another array as its only operand."""
-        operand = replace(self.operands[0], source=source)
-        return replace(self, template=replace(self.template, operands=(operand,)))
+        return replace(self, operands=(replace(self.operands[0], source=source),))
 
     def chunks(self, shapes: Sequence[Shape]) -> tuple[Chunks, ...]:
-        """Return the chunks of parts of operands."""
-        strategy = self.template.options.get("strategy", "auto")
-        return pieces(self.operation, self.notation, shapes, self.itemsize, self.site, strategy)
+        """Return the chunks of parts of operands, of these shapes.
+
+        Operands with a label in common have equal chunks along it. Of the others each rank of a
+        cluster gets an even share.
+        """
+        notation, ranks = self.notation, self.site.ranks
+        if self.operation.is_product:
+            counts = _mesh(notation, ranks, self.options.get("strategy", "auto"))
+        else:
+            counts = self._counts(shapes)
+        found = []
+        for axes, shape in zip(notation.inputs, shapes, strict=True):
+            each = [counts.get(label, 1) if label is not None else 1 for label in axes]
+            if max(each, default=1) == 1 and not any(label in counts for label in axes):
+                each[shape.index(max(shape))] = ranks
+            found.append(tuple(map(even_chunks, shape, each)))
+        return tuple(found)
+
+    def _counts(self, shapes: Sequence[Shape]) -> dict[int, int]:
+        """Return the number of chunks along the label that is best divided."""
+        inputs, site = self.notation.inputs, self.site
+        axes, shape = max(zip(inputs, shapes, strict=True), key=lambda each: prod(each[1]))
+        every = {
+            label: size
+            for labels, lengths in zip(inputs, shapes, strict=True)
+            for label, size in zip(labels, lengths, strict=True)
+        }
+        sizes = {label: every[label] for label in axes if label is not None}
+        parts = min(MOST_PIECES, ceil(prod(shape) * self.itemsize / PIECE))
+        wanted = parts if site.in_process else site.ranks
+        enough = {label: size for label, size in sizes.items() if size >= wanted}
+        apart = {label: size for label, size in enough.items() if label not in self.notation.halos}
+        choice = apart or (sizes if site.in_process else enough)
+        return {max(choice, key=choice.__getitem__): wanted} if choice else {}
 
     def part_shapes(self, lengths: Lengths) -> tuple[Shape, ...]:
         """Return the largest part of each operand."""
@@ -155,7 +283,7 @@ class Call(Request):
         found = []
         for at, x in enumerate(each.source for each in self.operands):
             if isinstance(x, Array):
-                rule = Rule(self.site.threads, largest_nbytes(x.chunks, x.dtype.itemsize))
+                rule = MemoryRule(self.site.threads, largest_nbytes(x.chunks, x.dtype.itemsize))
                 found.append((at, x, rule.held(tasks_of(x), x).nbytes))
         return [each for each in found if each[-1]]
 
@@ -243,3 +371,22 @@ def _placeholder(operand: Operand) -> Array:
 def _without_data(dtype: np.dtype[Any], chunks: Chunks) -> Array:
     """Return an array whose blocks are only declared."""
     return array_of({index: None for index, _ in regions(chunks)}, chunks, dtype)
+
+
+def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int, int]:
+    """Return the chunks of a product along the last axes of its result, and along contracted ones.
+
+    All ranks are a mesh over the blocks of the result, so it has one for each, and so has the left
+    factor. Without a ``strategy`` that needs another, the mesh is as square as possible.
+    """
+    rows = max(parts for parts in range(1, isqrt(ranks) + 1) if ranks % parts == 0)
+    columns, several = ranks // rows, max(2, ranks)
+    along = {
+        "row": (several, 1),
+        "column": (1, several),
+        "summa": (max(2, rows), max(2, columns)),
+        "inner": (1, 1),
+    }.get(strategy, (rows, columns))
+    last = [label for label in notation.output[-2:] if label is not None]
+    inner = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
+    return inner | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))

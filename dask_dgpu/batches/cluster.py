@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -25,10 +24,8 @@ from dask_dgpu.batches.blocks import (
     on_host,
     regions,
 )
-from dask_dgpu.batches.copying import THREADS
-from dask_dgpu.batches.declared import declared
 from dask_dgpu.batches.held import Tasks
-from dask_dgpu.batches.operands import Operand
+from dask_dgpu.batches.sources import Operand
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
 from dask_dgpu.environment.facts import ClusterFacts
 from dask_dgpu.environment.workers import await_worker
@@ -37,10 +34,13 @@ from dask_dgpu.planner.present import present_on
 from graph_opt.model.layout import dealt
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Scheduler
 
 AT_A_TIME = 64 << 20
 """Bytes of an operand of any size that a worker gets at a time."""
+
+PATIENCE = 10.0
+"""Seconds in which the scheduler notices that a worker is lost; its connections fail before."""
 
 
 @dataclass
@@ -57,17 +57,13 @@ class Cluster:
     threads: int = 1
     _started: dict[str, Array] = field(default_factory=dict, repr=False)
     _used: set[str] = field(default_factory=set, repr=False)
-    _lost: set[str] = field(default_factory=set, repr=False)
-    copying: Executor = field(
-        default_factory=lambda: ThreadPoolExecutor(THREADS, "dgpu-copy"), repr=False
-    )
     _windows: Windows = field(init=False, repr=False)
     _decided: Any = field(default=None, init=False, repr=False)
     _deciding: Lock = field(default_factory=Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         device = self.optimizer.facts.device if self.is_enabled else "cpu"
-        self._windows = Windows(self.client, device, self.copying)
+        self._windows = Windows(self.client, device, self.ranks)
 
     @property
     def overlaps(self) -> bool:
@@ -95,7 +91,7 @@ class Cluster:
 
         Workers are about to get so many bytes.
         """
-        with self._deciding, self._no_loss():
+        with self._deciding:
             if self._decided is None:
                 self._decided = self._decide(nbytes)
             return self._decided
@@ -150,8 +146,7 @@ class Cluster:
         shares: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
             shares[addresses[owner]][(name, *index)] = read(region)
-        with self._no_loss():
-            return dict(self.client.sync(self._send_all, shares, module))
+        return dict(self.client.sync(self._send_all, shares, module))
 
     async def _send_all(
         self, shares: Mapping[str, Mapping[Any, Any]], module: Any
@@ -166,18 +161,34 @@ class Cluster:
         if module is not np or max(through_windows, default=0) >= LEAST:
             nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
-                return await declared(client, address, nbytes, module.ndarray)
+                return await self._declared(address, nbytes, module.ndarray)
             if module is not np:
                 self._decided = None  # the next batches get blocks by Dask
                 raise LostError(f"{address}, a new worker, is not on the host of this client")
-        async with self._windows.connected(address):
+        try:
             sent: dict[Any, Any] = await client._scatter(blocks, workers=[address], hash=False)
+        except OSError as error:
+            raise LostError(f"{address} cannot be reached") from error
         return sent
+
+    async def _declared(self, address: str, nbytes: dict[Any, int], of: type) -> Any:
+        """Tell the scheduler which blocks a worker has; return their futures by key.
+
+        Blocks are arrays of the type ``of``.
+        """
+        from distributed import Future
+
+        client: Any = self.client
+        futures: dict[Any, Any] = {key: Future(key, client) for key in nbytes}
+        if not await client._run_on_scheduler(_declare, address, nbytes, client.id):
+            raise LostError(f"{address} is lost")
+        for key in nbytes:
+            client.futures[key].finish(type=of)
+        return futures
 
     def start(self, result: Array) -> Array:
         """Begin to compute on the workers."""
-        with self._no_loss():
-            started: Array = self.client.persist(result)
+        started: Array = self.client.persist(result)
         self._started[started.name] = started
         return started
 
@@ -193,20 +204,16 @@ class Cluster:
         futures = [graph[key] for key in places]
         largest = largest_nbytes(handle.chunks, handle.dtype.itemsize)
         near = largest >= LEAST and not handle.dtype.hasobject
-        with self._no_loss():
-            for batch in as_completed(futures, with_results=not near).batches():
-                rooms: dict[Any, Any] = {}
-                if near:
-                    if room is not None:
-                        rooms = {each.key: room(places[each.key]) for each in batch}
-                    batch = self.client.sync(self._receive_all, batch, largest, rooms)
-                for future, block in batch:
-                    if future.status == "error":  # Dask raises only the first one of a batch
-                        future.result()
-                    if isinstance(block, BaseException):  # of futures that somebody cancelled
-                        raise block
-                    there = block is not None and block is rooms.get(future.key)
-                    yield places[future.key], None if there else on_host(block)
+        for batch in as_completed(futures, with_results=not near).batches():
+            if near:
+                rooms = {each.key: room(places[each.key]) for each in batch} if room else {}
+                batch = self.client.sync(self._receive_all, batch, largest, rooms)
+            for future, block in batch:
+                if future.status == "error":  # Dask raises only the first one of a batch
+                    future.result()
+                if isinstance(block, BaseException):  # of futures that somebody cancelled
+                    raise block
+                yield places[future.key], on_host(block)
         self._started.pop(handle.name, None)
 
     async def _receive_all(
@@ -232,10 +239,9 @@ class Cluster:
         """Wait for the blocks on the workers."""
         from distributed import futures_of, wait
 
-        with self._no_loss():
-            for future in wait(futures_of(handle)).done:
-                if future.status == "error":
-                    future.result()
+        for future in wait(futures_of(handle)).done:
+            if future.status == "error":
+                future.result()
 
     def release(self, handle: Array) -> None:
         """Let go of an array that the next one reads."""
@@ -253,8 +259,7 @@ class Cluster:
         """Compute on the workers, and fetch the values."""
         future = self.client.compute(result)
         try:
-            with self._no_loss():
-                return on_host(future.result())
+            return on_host(future.result())
         finally:
             future.cancel()  # an error keeps its frames, so the future and the operands too
 
@@ -276,26 +281,22 @@ class Cluster:
         self._used |= found
         return found
 
-    @contextmanager
-    def _no_loss(self) -> Iterator[None]:
-        """Replace errors that follow from the loss of a worker, whichever thread sees it first.
+    def workers(self) -> set[str]:
+        """Return the workers that are there or have blocks."""
+        return self._used | self.client.sync(self._windows.addresses)
 
-        Any error does during whose work a worker is lost. Connections that have failed and futures
-        that are cancelled may be of earlier losses.
-        """
+    def lost(self, workers: set[str], error: Exception) -> set[str]:
+        """Return the lost ones of these workers, if an error may follow from the loss."""
         from distributed.comm.core import CommClosedError
 
-        earlier = set(self._lost)
-        try:
-            yield
-        except Exception as error:
-            closed = isinstance(error, CommClosedError)
-            there = self._used - self._lost
-            self._lost |= self.client.sync(self._windows.lost, there, patient=closed)
-            late = closed or isinstance(error, CancelledError)
-            if lost := self._lost if late else self._lost - earlier:
-                raise LostError.of(*lost) from error
-            raise
+        waits = PATIENCE if isinstance(error, LostError | CommClosedError) else 0
+        late = time.monotonic() + waits
+        while not (found := workers - self.client.sync(self._windows.addresses)):
+            if time.monotonic() >= late:
+                break
+            time.sleep(0.1)
+        self._used -= found
+        return found
 
     def close(self) -> None:
         """Cancel what has not been fetched."""
@@ -303,5 +304,14 @@ class Cluster:
             self.cancel(started)
         if self._windows.are_used:
             self.client.sync(self._windows.close)
-        self._windows.pumps.shutdown()
-        self.copying.shutdown()
+
+
+def _declare(
+    address: str, nbytes: dict[Any, int], client: str, *, dask_scheduler: Scheduler
+) -> bool:
+    """Let the scheduler know of blocks on a worker, unless it is lost."""
+    if address not in dask_scheduler.workers:
+        return False  # of these blocks keys would stay for ever
+    who_has = {key: [address] for key in nbytes}
+    dask_scheduler.update_data(who_has=who_has, nbytes=nbytes, client=client)
+    return True

@@ -1,4 +1,4 @@
-"""One rule for the memory of a graph: blocks that wait, and those of the tasks at work."""
+"""The tasks of a graph, and one rule for its memory: blocks that wait, and tasks at work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from heapq import nlargest
 from itertools import accumulate
 from math import isfinite, prod
 from operator import getitem
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
+from dask.core import flatten
 from dask.order import order
+from dask.threaded import get
 
+from dask_dgpu.batches.blocks import regions
 from dask_dgpu.runtime import tasks as gangs
-from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, TaskRef, _execute_subgraph
+from graph_opt.dask_graph.internals import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    _execute_subgraph,
+    convert_legacy_graph,
+)
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.passes import name_of
 
@@ -56,7 +68,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Rule:
+class MemoryRule:
     """The largest tasks are at work at once, as many as there are ``threads``.
 
     Each counts its inputs, its output, and ``temporaries`` times its largest block, or ``loading``
@@ -157,3 +169,39 @@ def _viewed(task: GraphNode) -> Key | None:
 def _name(key: Key) -> str:
     """Return the name of the array of a key; Dask appends axes to those of fused blocks."""
     return name_of(key).partition("_.")[0]
+
+
+def tasks_of(result: Array) -> Tasks:
+    """Return the tasks of an array, optimized as Dask is configured to."""
+    keys = list(flatten(result.__dask_keys__()))
+    tasks: Tasks = convert_legacy_graph(dict(result.__dask_optimize__(result.dask, keys)))
+    return tasks
+
+
+def read_again(tasks: Tasks, reads: Collection[str], wanted: Collection[Key]) -> Tasks:
+    """Return tasks in which each reader of a block loads it itself, so that none is kept.
+
+    ``reads`` are the names of arrays whose tasks load blocks.
+    """
+    loads = {key: task for key, task in tasks.items() if name_of(key) in reads}
+    found = {key: loads[key] for key in wanted if key in loads}
+    for key, task in tasks.items():
+        if key not in loads:
+            needed = [loads[each] for each in task.dependencies if each in loads]
+            found[key] = Task.fuse(*needed, task, key=key) if needed else task
+    return found
+
+
+def write(tasks: Tasks, result: Array, out: Any, threads: int) -> None:
+    """Compute the blocks of an array in threads and write each to its place, one at a time."""
+    lock = Lock()
+
+    def put(block: Any, region: Any) -> None:
+        with lock:
+            out[region] = block
+
+    writes: dict[Key, GraphNode] = {
+        ("write", *index): Task(("write", *index), put, TaskRef((result.name, *index)), region)
+        for index, region in regions(result.chunks)
+    }
+    get(dict(tasks) | writes, list(writes), num_workers=threads)

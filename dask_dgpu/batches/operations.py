@@ -1,29 +1,32 @@
-"""The operations that go in batches, by name and by function."""
+"""The table of operations that go in batches: functions of Dask arrays, with NumPy's dtypes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, wraps
+from numbers import Number
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.array.core import Array
 
 from dask_dgpu.arguments import expected, real, unknown
 from dask_dgpu.array import fft as transforms
 from dask_dgpu.array import reductions
+from dask_dgpu.array import stencil as stencils
 from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.einsum import einsum
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.array.functions import gelu
 from dask_dgpu.array.matmul import matmul
-from dask_dgpu.array.stencil import stencil
-from dask_dgpu.batches import functions, rules
+from dask_dgpu.batches import rules
 from dask_dgpu.batches.held import TEMPORARIES
-from dask_dgpu.batches.operands import Operand
 from dask_dgpu.batches.rules import Rule
+from dask_dgpu.batches.sources import Operand
+from graph_opt.dask_graph.internals import elemwise
 
 Function = Callable[..., Any]
 
@@ -122,12 +125,101 @@ def check_inner(operands: Sequence[Operand]) -> None:
         )
 
 
+def _product(a: Array, b: Array, *, strategy: Any = "auto", **options: Any) -> Array:
+    """Multiply as :func:`dask_dgpu.matmul`; matrices too small for a strategy have none."""
+    matrices = max(a.ndim, b.ndim) <= 2
+    rows, columns = (a.ndim > 1 and a.numblocks[0] > 1), (b.ndim > 1 and b.numblocks[1] > 1)
+    divides = {"row": rows, "column": columns, "summa": rows and columns, "inner": a.shape[-1] > 1}
+    chosen: Any = "auto" if matrices and not divides.get(strategy, True) else strategy
+    return matmul(a, b, strategy=chosen, **options)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """Return ``da.dot`` with the dtype of ``numpy.dot``: Dask's of small integers is int64."""
+    return da.dot(a, b).astype(np.result_type(a, b), copy=False)
+
+
+def _tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
+    """Return ``da.tensordot`` with the dtype of ``numpy.tensordot``; raise for wrong axes."""
+    first, second = rules.contracted_axes(axes, a.ndim)
+    try:
+        conform = [a.shape[at] for at in first] == [b.shape[at] for at in second]
+    except IndexError:
+        conform = False
+    if not conform:
+        raise ValueError(
+            "expected arrays[0] and arrays[1] of equal lengths along the contracted axes, "
+            f"got shapes {a.shape} and {b.shape} with axes={axes}"
+        )
+    # Dask gets negative axes wrong
+    axes = [at % a.ndim for at in first], [at % b.ndim for at in second]
+    return da.tensordot(a, b, axes=axes).astype(np.result_type(a, b), copy=False)
+
+
+def _stencil(
+    x: Array, kernel: Any = stencils.LAPLACIAN_5PT, *, boundary: Any = "zero", iterations: Any = 1
+) -> Array:
+    """Sweep as :func:`dask_dgpu.stencil`; without sweeps a batch may be shorter than the reach."""
+    if iterations == 0:
+        weights = np.asarray(kernel)
+        kernel = np.full((1,) * x.ndim, weights.any(), weights.dtype)
+    return stencils.stencil(x, kernel, boundary=boundary, iterations=iterations)
+
+
+def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
+    """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
+
+    Dask only casts the result, knows no ``casting``, and has no clear errors for wrong dtypes.
+    Elements outside ``where`` mean nothing.
+    """
+
+    @wraps(ufunc)
+    def call(*args: Any, **options: Any) -> Any:
+        if len(args) != ufunc.nin:  # NumPy would write to the next one
+            number = f"{ufunc.nin} positional argument{'s' if ufunc.nin > 1 else ''}"
+            raise TypeError(f"expected {number} of {ufunc.__name__}, got {len(args)}")
+        dtype = of_nothing(ufunc, *args, **options).dtype
+        if options.get("dtype") is None and not {"casting", "where"} & options.keys():
+            options.pop("dtype", None)
+            return ufunc(*args, **options)
+        where = options.pop("where", True)
+        if where is True:
+            return elemwise(partial(ufunc, **options), *args, dtype=dtype)
+        return elemwise(partial(_of_selected, ufunc, **options), *args, where, dtype=dtype)
+
+    return call
+
+
+def _of_selected(ufunc: np.ufunc, *blocks: Any, **options: Any) -> Any:
+    """Return a ufunc of blocks where the last, a mask, is true; other elements mean nothing.
+
+    Devices compute all elements, since CuPy's ufuncs know no ``where``.
+    """
+    *arrays, where = blocks
+    if all(isinstance(each, np.ndarray | np.generic | Number) for each in arrays):
+        return ufunc(*arrays, where=where, out=None, **options)
+    found = ufunc(*arrays, **options)
+    return np.broadcast_to(found, np.broadcast_shapes(found.shape, np.shape(where)))
+
+
+def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
+    """Return a ufunc of arrays of these dtypes, but without elements; raise NumPy's errors."""
+    options = {"out": None} | {name: _empty(each) for name, each in options.items()}
+    return ufunc(*map(_empty, args), **options)
+
+
+def _empty(value: Any) -> Any:
+    """Return an array without elements for one with axes; other values stay."""
+    value = np.asarray(value) if isinstance(value, list | tuple) else value
+    return np.empty(0, value.dtype) if np.ndim(value) or isinstance(value, Array) else value
+
+
 def _elementwise(name: str, ufunc: np.ufunc) -> Operation:
     single = ufunc.nout == 1 and ufunc.signature is None
     if name == "matmul":
         return _named()[name]
     rule = rules.elementwise if single else None
-    function = functions.of_ufunc(ufunc) if single else ufunc
+    function = _of_ufunc(ufunc) if single else ufunc
     return Operation(name, function, rule, arrays=ufunc.nin, temporaries=1)
 
 
@@ -137,12 +229,12 @@ def _named() -> dict[str, Operation]:
     unary = partial(Operation, arrays=1)
     transform = partial(unary, rule=rules.transform, temporaries=3, doubled=True)
     found = [
-        product("matmul", functions.product, rules.matmul, check=check_inner),
-        product("dot", functions.dot, rules.dot, check=check_inner),
-        product("tensordot", functions.tensordot, rules.tensordot, check=check_two, temporaries=3),
+        product("matmul", _product, rules.matmul, check=check_inner),
+        product("dot", _dot, rules.dot, check=check_inner),
+        product("tensordot", _tensordot, rules.tensordot, check=check_two, temporaries=3),
         product("einsum", einsum, rules.einsum, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
-        unary("stencil", functions.stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
+        unary("stencil", _stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
         unary("gelu", gelu, rules.elementwise),
         unary("sum", reductions.sum, rules.reduction("add")),
         unary("mean", reductions.mean, rules.reduction("mean")),
@@ -161,7 +253,7 @@ def _known() -> dict[Any, Operation]:
     """Return the operations by the functions of this package, Dask and NumPy."""
     named = _named()
     found: dict[Any, Operation] = {each.function: each for each in named.values()}
-    found |= {matmul: named["matmul"], stencil: named["stencil"]}
+    found |= {matmul: named["matmul"], stencils.stencil: named["stencil"]}
     for name in ("matmul", "dot", "tensordot", "einsum"):
         found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
     for name in ("dot", "tensordot"):

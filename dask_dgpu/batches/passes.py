@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.batches import rules
-from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.execute import execute
-from dask_dgpu.batches.operands import Operand, Template
+from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.operations import resolve
-from dask_dgpu.batches.plan import Plan
-from dask_dgpu.batches.request import Request
-from dask_dgpu.batches.rules import Slot
-from dask_dgpu.batches.shared import Shared
-from dask_dgpu.batches.temporary import temporary
+from dask_dgpu.batches.sources import Operand, Slot
 from dask_dgpu.kernels.fft import TO_REAL
 
 Stage = tuple[int, int]
@@ -86,8 +80,7 @@ def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
     ordered = stages if kind in TO_REAL else stages[::-1]  # the axis of real numbers is the last
     options: dict[str, Any] = {name: values[name] for name in ("type", "norm") if name in values}
     options |= {"axes": tuple(axis for axis, _ in ordered), "s": tuple(n for _, n in ordered)}
-    template = Template((Slot(0),), options, (operand,))
-    found = Call.planned(Request(resolve(f"{kind}n"), template, call.site))
+    found = Call.planned(Request(resolve(f"{kind}n"), (Slot(0),), options, (operand,), call.site))
     assert found is not None  # transforms have a rule
     return found
 
@@ -95,56 +88,22 @@ def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
 def temporary_bytes(calls: Sequence[Call]) -> int:
     """Return the bytes of temporary arrays, for a NumPy array as the last call's result."""
     last = calls[-1]
-    temporaries = {id(call): call for call in _targets(calls, last, lambda call: call)}
+    temporaries = {id(call): call for call in targets(calls, last, lambda call: call)}
     del temporaries[id(last)]
     return sum(prod(each.shape) * each.dtype.itemsize for each in temporaries.values())
 
 
-def _targets(calls: Sequence[Call], out: Any, new: Callable[[Call], Any]) -> Iterator[Any]:
-    """Yield the array for the result of each call, ``out`` for the last one.
+def targets(calls: Sequence[Call], out: Any, new: Callable[[Call], Any]) -> list[Any]:
+    """Return the array for the result of each call, ``out`` for the last one.
 
     The others go to ``out`` too if it is a NumPy array of their shape and dtype, or else over the
     result before them if it is temporary, or to a ``new`` array.
     """
-    source: Any = None
+    found: list[Any] = []
     for call in calls[:-1]:
-        like = [each for each in (out, source) if _is_like(call, each)]
-        source = like[0] if like else new(call)
-        yield source
-    yield out
-
-
-def execute_passes(
-    calls: Sequence[Call],
-    plan: Plan,
-    out: Any,
-    shared: Shared,
-    *,
-    progress: bool,
-    new: bool,
-) -> None:
-    """Compute calls that follow each other; write the result of the last one to ``out``.
-
-    A ``new`` array ``out`` is nobody else's, nor an operand.
-    """
-    source: Any = None
-    targets = _targets(calls, out, lambda call: temporary(call.shape, call.dtype))
-    steps = zip(calls, plan.pass_plans or (plan,), targets, strict=True)
-    for at, (call, each, target) in enumerate(steps, 1):
-        try:
-            execute(
-                call.reading(source) if at > 1 else call,
-                each,
-                target,
-                shared,
-                progress=progress,
-                new=target is not source and (new or target is not out),
-            )
-        except Exception as error:
-            if len(calls) > 1:
-                error.add_note(f"dask_dgpu.run: this was pass {at} of {len(calls)}")
-            raise
-        source = target
+        like = [each for each in (out, *found[-1:]) if _is_like(call, each)]
+        found.append(like[0] if like else new(call))
+    return [*found, out]
 
 
 def _is_like(call: Call, other: Any) -> bool:

@@ -11,8 +11,7 @@ from dask.core import flatten
 from dask.utils import format_bytes
 
 from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.choose import choose, overlapping
-from dask_dgpu.batches.notation import Lengths
+from dask_dgpu.batches.notation import Lengths, choose, overlapping
 from dask_dgpu.batches.passes import temporary_bytes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.sites import Site

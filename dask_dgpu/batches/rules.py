@@ -19,9 +19,9 @@ from dask_dgpu.array.einsum.parse import arguments as einsum_arguments
 from dask_dgpu.array.einsum.parse import parse
 from dask_dgpu.array.stencil import taps_of
 from dask_dgpu.batches.notation import Combine, Halo, Notation
+from dask_dgpu.batches.sources import Shape, Slot
 from graph_opt.model.window import Sliding
 
-Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]
 
 
@@ -36,13 +36,6 @@ class Arguments:
     shapes: tuple[Shape, ...]
     values: Mapping[str, Any]
     result: Shape
-
-
-@dataclass(frozen=True)
-class Slot:
-    """The place of an array operand in a call."""
-
-    at: int
 
 
 Rule = Callable[[Arguments], Notation | None]

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed as completed
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dask_dgpu.arguments import check_flag, expected, integer
-from dask_dgpu.batches.call import Call
-from dask_dgpu.batches.compute import compute
+from dask_dgpu.arguments import check_flag, integer, sequence
+from dask_dgpu.batches.call import Call, Request
+from dask_dgpu.batches.executor import Batches, Shared, compute
 from dask_dgpu.batches.held import TEMPORARIES
-from dask_dgpu.batches.operands import (
-    Described,
-    Operand,
-    Template,
-    is_operand,
-    numbers,
-    operand,
-)
 from dask_dgpu.batches.operations import Operation, resolve
 from dask_dgpu.batches.passes import in_passes
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import plan_passes
-from dask_dgpu.batches.request import Request
-from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sinks import check_no_overlap
 from dask_dgpu.batches.sites import opened
+from dask_dgpu.batches.sources import Described, Operand, is_operand, numbers, operand
 from dask_dgpu.batches.whole import Whole
+from dask_dgpu.errors import RunManyError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+IN_FLIGHT = 2
+"""Calls of ``run_many`` at a time: operands of one are transferred while another is computed."""
 
 
 def run(
@@ -95,29 +92,25 @@ def run(
 
     Notes
     -----
-    It follows :func:`plan`. Batches are parts of the operands: rows of the first operand of a
-    product, and columns of the second or parts of the contraction if that transfers fewer bytes;
-    axes of a transform that are not transformed; parts of any axis of elementwise work. An
-    operand that is not cut is sent once. A transform along several axes that do not fit together
-    goes in passes, along some of them at a time; between passes the results are in ``out``, or in
-    a temporary host array if ``out`` has another shape or dtype or is no NumPy array. While a batch
-    is computed, the next one is loaded and the last one is written. Elementwise work has the same
-    bits for any number of batches; contractions and sums that are cut differ by rounding.
+    It follows :func:`plan`. The table in *My array does not fit* says how each operation is cut. An
+    operand that is not cut is sent once. While a batch is computed, the next one is loaded and the
+    last one is written. Elementwise work has the same bits for any number of batches; contractions
+    and sums that are cut differ by rounding. A transform along several axes that do not fit
+    together goes in passes; between them the results are in ``out``, or in a temporary host array
+    if ``out`` has another shape or dtype or is no NumPy array.
 
-    If a batch fails, ``out`` has the results of the batches before it, and keeps its other
-    elements. The error has a note with the number of parts that were written. In passes, ``out``
-    may hold results of an earlier pass too. After a ``MemoryError`` or the loss of a worker the
-    parts that are not written are computed in batches of half the planned bytes, once; after a
-    loss in the smallest batches if none is so small. Functions without a name in this list run as
+    If a batch fails, ``out`` has the results of the batches before it, maybe of an earlier pass,
+    and keeps its other elements, except for a part that was arriving from workers. The error has a
+    note with the number of parts that were written. After a ``MemoryError`` or the loss of a worker
+    the parts that are not written are computed in batches of half the planned bytes, once; after a
+    loss in the smallest batches if none is so small. A function without a name in this list runs as
     one Dask graph; then any blocks may have been written, and the second time all are, in smaller
-    blocks. Operands that were being sent to a lost worker are sent once more.
+    blocks.
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
     :func:`matmul`, options need operands of one or two axes. A ``casting`` of a ufunc holds for
-    operands and for ``out``, as in NumPy.
-
-    A Dask array is computed part by part. Work that parts share, such as a sum before them, is
-    done again for each: persist such an array first.
+    operands and for ``out``, as in NumPy. A Dask array is computed part by part, with the work that
+    parts share, such as a sum before them: persist such an array first.
 
     Examples
     --------
@@ -129,9 +122,8 @@ def run(
     """
     check_flag("progress", progress)
     operation = resolve(op).declaring(temporaries)
-    template = template_of(operation, arrays, options, operand_or_none)
     with opened(client) as site:
-        request = Request(operation, template, site)
+        request = Request.made(operation, arrays, options, site, _operand)
         return compute(request, site.room, out, Shared(), progress=bool(progress))
 
 
@@ -201,33 +193,144 @@ def plan(
         if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
             return operand(name, Described(shape, kind))
-        return operand_or_none(name, value)
+        return _operand(name, value)
 
-    template = template_of(operation, arrays, options, make)
     with opened(client) as site:
-        request, room = Request(operation, template, site), site.room
+        request, room = Request.made(operation, arrays, options, site, make), site.room
         call = Call.planned(request)
         if call is None:
             return Whole.planned(request, room, send=False).plan
         return plan_passes(call.title, in_passes(call, room), room)
 
 
-def template_of(
-    operation: Operation, args: Sequence[Any], options: Mapping[str, Any], make: Any
-) -> Template:
-    """Return the arguments of a call, with slots for arrays."""
-    plain: set[str] = set(operation.plain)
-    if plain:
-        names = list(inspect.signature(operation.function).parameters)
-        plain |= {f"arrays[{at}]" for at, name in enumerate(names) if name in plain}
-    template = Template.of(
-        args, options, lambda name, value: None if name in plain else make(name, value)
-    )
-    if not template.operands:
-        expected("arrays", "at least one array with axes", tuple(args), TypeError)
-    return template
+def run_many(
+    op: Any,
+    calls: Sequence[Sequence[Any]],
+    *,
+    as_completed: bool = False,
+    out: Sequence[Any] | None = None,
+    client: Client | None = None,
+    progress: bool = True,
+    temporaries: float = TEMPORARIES,
+    **options: Any,
+) -> Any:
+    """Compute a function of several tuples of host arrays, as :func:`run` does for one.
+
+    Parameters
+    ----------
+    op : str or callable
+        As for :func:`run`.
+    calls : sequence of tuple
+        The positional arguments of each call. An array that is an element of several tuples, the
+        same object, is sent once and kept, as far as memory allows.
+    as_completed : bool, optional
+        Whether to return an iterator over the results in the order in which they are ready.
+    out : sequence of arrays, optional
+        One array for the result of each call. They share no memory with each other, nor with any
+        operand.
+    client : distributed.Client, optional
+        As for :func:`run`.
+    progress : bool, optional
+        Whether to draw a bar that counts calls, if they take over two seconds.
+    temporaries : float, optional
+        As for :func:`run`.
+    **options
+        Arguments of the operation, the same for each call.
+
+    Returns
+    -------
+    list or iterator
+        The results in the order of ``calls``. With ``as_completed`` an iterator over the index of
+        each call and its result, or its exception; the calls begin at its first step, and closing
+        it drops those that have not begun.
+
+    Raises
+    ------
+    RunManyError
+        If calls failed, after all others have ended. It has the results.
+    ValueError, TypeError
+        If an argument is not allowed.
+
+    See Also
+    --------
+    run : One call.
+
+    Notes
+    -----
+    Two calls are under way at a time, each with an equal share of the memory: while one is
+    computed, operands of the other are loaded. Results that are returned stay in memory; write
+    them to ``out`` if they are too many.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_dgpu as dgpu
+    >>> x, y = np.eye(2), np.ones((2, 2))
+    >>> [each.tolist() for each in dgpu.run_many("matmul", [(x, y), (y, y)])]
+    [[[1.0, 1.0], [1.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]]
+    """
+    check_flag("as_completed", as_completed)
+    check_flag("progress", progress)
+    what = "a sequence of tuples of arrays"
+    tuples = [
+        sequence(f"calls[{at}]", each, "a tuple of arguments")
+        for at, each in enumerate(sequence("calls", calls, what))
+    ]
+    outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
+    if len(outs) != len(tuples):
+        raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
+    written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
+    read = {
+        f"calls[{at}][{place}]": each
+        for at, call in enumerate(tuples)
+        for place, each in enumerate(call)
+    }
+    check_no_overlap(written, {**options, **read})  # nobody knows which call is first
+    operation = resolve(op).declaring(temporaries)
+    iterator = _results(operation, tuples, options, outs, client, bool(progress))
+    if as_completed:
+        return iterator
+    found = dict(iterator)
+    results = [found[at] for at in range(len(tuples))]
+    failed = [at for at, each in enumerate(results) if isinstance(each, Exception)]
+    if failed:
+        raise RunManyError(results, failed) from results[failed[0]]
+    return results
 
 
-def operand_or_none(name: str, value: Any) -> Operand | None:
+def _results(
+    operation: Operation,
+    calls: Sequence[tuple[Any, ...]],
+    options: dict[str, Any],
+    outs: Sequence[Any],
+    client: Client | None,
+    progress: bool,
+) -> Iterator[tuple[int, Any]]:
+    """Yield the index of each call, and its result or error, as they end."""
+    in_flight = min(IN_FLIGHT, max(1, len(calls)))
+    title = f"{operation.name}, calls"
+    with opened(client) as site, Batches(title, len(calls), progress) as bar:
+        used = [id(value) for call in calls for value in call if is_operand(value)]
+        used += [id(value) for value in options.values() if is_operand(value)] * len(calls)
+        shared = Shared(used, site.room / (in_flight + 1))
+        room = site.room / (in_flight + bool(shared.identities and in_flight > 1))
+
+        def run(at: int) -> Any:
+            try:
+                request = Request.made(operation, calls[at], options, site, _operand)
+                return compute(request, room, outs[at], shared, progress=False)
+            except Exception as error:
+                return error
+
+        pool = ThreadPoolExecutor(in_flight, "dgpu-call")
+        try:
+            futures = {pool.submit(run, at): at for at in range(len(calls))}
+            for future in completed(futures):
+                bar.advance()
+                yield futures.pop(future), future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _operand(name: str, value: Any) -> Operand | None:
     """Return an operand for an array with axes, ``None`` for other arguments."""
     return operand(name, value) if is_operand(value) else None

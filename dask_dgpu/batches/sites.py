@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,9 +17,8 @@ from dask.system import CPU_COUNT
 from dask_dgpu.arguments import check_client
 from dask_dgpu.batches.blocks import Chunks, Region, Room, array_of, on_host, regions
 from dask_dgpu.batches.cluster import Cluster
-from dask_dgpu.batches.held import Tasks
-from dask_dgpu.batches.operands import Operand
-from dask_dgpu.batches.streamed import write
+from dask_dgpu.batches.held import Tasks, write
+from dask_dgpu.batches.sources import Operand
 from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.optimizer import GraphOptimizer
@@ -40,7 +39,6 @@ class Here:
     in_process: bool = True
     ranks: int = 1
     threads: int = field(default_factory=lambda: dask.config.get("num_workers", None) or CPU_COUNT)
-    copying: Executor | None = None
     _computing: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, "dgpu-compute"), repr=False
     )
@@ -103,6 +101,14 @@ class Here:
     def _by_threads(self) -> dict[str, Any]:
         """How Dask computes: from other threads than the main one it would use more."""
         return {"scheduler": "threads", "num_workers": self.threads}
+
+    def workers(self) -> set[str]:
+        """Return none."""
+        return set()
+
+    def lost(self, workers: set[str], error: Exception) -> set[str]:
+        """Return none."""
+        return set()
 
     def close(self) -> None:
         """Wait for the batch that is being computed."""

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, prod
 from typing import Any
 
 import numpy as np
-from dask.array.core import Array
+from dask.array.core import Array, normalize_chunks
 from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.utils import disable_gc
 
 from dask_dgpu.array.chunks import small_steps
-from dask_dgpu.batches.again import SHARE
-from dask_dgpu.batches.block_size import (
-    HELD,
-    MOST_TASKS,
-    SMALLER,
-    can_be_cut,
-    chunks_of,
-    first_block,
-)
 from dask_dgpu.batches.blocks import Chunks, largest_nbytes
+from dask_dgpu.batches.call import Request
 from dask_dgpu.batches.cluster import Cluster
-from dask_dgpu.batches.held import Held, Rule, Tasks
+from dask_dgpu.batches.held import Held, MemoryRule, Tasks, read_again, tasks_of
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
-from dask_dgpu.batches.progress import Batches
-from dask_dgpu.batches.request import Request
-from dask_dgpu.batches.streamed import read_again, tasks_of
+from dask_dgpu.batches.sinks import selected
+from dask_dgpu.batches.sites import Site
+from dask_dgpu.batches.sources import Operand
 
 VARIES = 1.1
 """Bytes that graphs of equal calls hold vary by less: their order depends on names of arrays."""
 
+LARGEST = 64 << 20
+"""Most bytes of a block."""
+LEAST = 1 << 20
+"""Least bytes of a block on a cluster: each costs tasks."""
+MANY = 256
+"""In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
+ENOUGH = 16 << 20
+FIRST = 64
+"""The same for the first graph that is tried: the tasks of a function may grow as their square."""
+MOST_TASKS = 10_000
+"""Smaller blocks are not tried if there are more tasks."""
+PER_RANK = 4
+"""Blocks of an operand for each rank of a cluster."""
+HELD = {True: 8, False: 32}
+"""Blocks that a thread of this process holds, or a worker, which also sends and spills some."""
+SMALLER = 2
+"""
+Ratio of the block sizes that are tried in this process, one size after another. With more room all
+that are tried with less can be reached, so advice is enough.
+"""
+
 
 @dataclass(frozen=True)
-class Whole(Request):
+class Whole:
     """A request as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
@@ -45,6 +59,7 @@ class Whole(Request):
     ``tasks``.
     """
 
+    request: Request
     room: float
     result: Any
     reads: tuple[Array, ...]
@@ -59,9 +74,9 @@ class Whole(Request):
         more than a plan for which there was room.
         """
         sources = [each for each in request.operands if not isinstance(each.source, Array)]
-        block = first_block(sources, request.site, room)
+        block = _first_block(sources, request.site, room)
         best = found = cls._in_blocks(request, room, block, send)
-        while not found.fits and found.is_small and can_be_cut(sources, block):
+        while not found.fits and found.is_small and any(block > _floor(each) for each in sources):
             block /= SMALLER
             found = cls._in_blocks(request, room, block, send)
             best = min(best, found, key=lambda each: each.held.nbytes)
@@ -71,13 +86,13 @@ class Whole(Request):
 
     @classmethod
     def _in_blocks(cls, request: Request, room: float, block: float, send: bool) -> Whole:
-        operation, site = request.operation, request.site
+        site = request.site
         arrays, reads, loading = [], [], 0
         for each in request.operands:
             if isinstance(each.source, Array):
                 arrays.append(each.source)
                 continue
-            chunks = chunks_of(each, site, block)
+            chunks = _chunks_of(each, site, block)
             arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
             reads.append(arrays[-1])
             largest = [max(sizes, default=0) for sizes in chunks]
@@ -93,11 +108,15 @@ class Whole(Request):
         if site.in_process and not isinstance(result, Array):
             held = Held(at_work=site.threads * HELD[True] * usual)
         elif site.in_process:
-            rule = Rule(site.threads, usual, operation.beside, loading)
+            rule = MemoryRule(site.threads, usual, request.operation.beside, loading)
             with disable_gc(), small_steps(int(block)):  # our own operations expand to tasks
-                tasks, held = _streamed(result, rule, [each.name for each in reads], room)
-        own = (room, result, tuple(reads), tasks, held)
-        return cls(operation, request.template, site, *own)
+                tasks = tasks_of(result)
+                held = rule.held(tasks, result)
+                if held.nbytes > room:  # each reader of a block loads it, so that none is kept
+                    again = [each.name for each in reads]
+                    held = rule.held(tasks, result, again)
+                    tasks = read_again(tasks, again, list(flatten(result.__dask_keys__())))
+        return cls(request, room, result, tuple(reads), tasks, held)
 
     @property
     def is_lazy(self) -> bool:
@@ -112,13 +131,24 @@ class Whole(Request):
     @property
     def fits(self) -> bool:
         """Whether there is room for the blocks that this process holds; other sizes are unknown."""
-        return not (self.site.in_process and self.is_lazy) or self.held.nbytes <= self.room
+        in_process = self.request.site.in_process
+        return not (in_process and self.is_lazy) or self.held.nbytes <= self.room
+
+    @property
+    def chunks(self) -> list[Chunks]:
+        """Of the operands that have blocks of a planned size."""
+        return [each.chunks for each in self.reads]
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of the result."""
+        return max(1, self.result.npartitions) if self.is_lazy else 1
 
     @cached_property
     def plan(self) -> Plan:
         """The plan; its bytes are estimates for elementwise work and reductions."""
-        site = self.site
-        read = sum(each.nbytes for each in self.operands)
+        request, site = self.request, self.request.site
+        read = sum(each.nbytes for each in request.operands)
         written = prod(self.result.shape) * self.result.dtype.itemsize if self.is_lazy else 0
         nbytes = read + written
         parts = [Part("operands and result", (), 1, nbytes // site.ranks)]
@@ -129,7 +159,7 @@ class Whole(Request):
             ]
             if self.held.graph:
                 parts.append(Part("Dask's tasks", (), 1, self.held.graph))
-        found = Plan.of(self.title, site.ranks, self.room, parts)
+        found = Plan.of(request.title, site.ranks, self.room, parts)
         if not self.fits:
             least = int(VARIES * found.peak_bytes)
             needs = "Dask holds blocks that several tasks need: it"
@@ -139,7 +169,7 @@ class Whole(Request):
         return replace(
             found,
             feasible=True,
-            batches=self._blocks,
+            batches=self.blocks,
             rows=max(self.result.chunks[0]) if self.is_lazy and self.result.ndim else 1,
             host_bytes=nbytes,
             rank_bytes=predicted.moved_bytes,
@@ -148,45 +178,26 @@ class Whole(Request):
             whole=True,
         )
 
-    def compute(self, target: Any, *, progress: bool) -> Any:
-        """Return the array with the result; if its shape is unknown before, in an unchecked one."""
-        try:
-            with Batches(self.operation.name, self._blocks, progress) as bar:
-                if self.is_lazy:
-                    out = _Counted(self.writer(target), bar)
-                    self.site.store(self.result, out, self.tasks)
-                    return target
-                values: Any = (
-                    np.asarray(self.result)
-                    if not isinstance(self.result, Array)
-                    else self.site.compute(self.result)
-                )
-        except BaseException:
-            self.drop()
-            raise
-        target = self.target(target, values.shape, values.dtype)
+    def compute(self, target: Any, advance: Callable[[], None]) -> Any:
+        """Return the array with the result; if its shape is unknown before, in an unchecked one.
+
+        ``advance`` is called for each block that is written.
+        """
+        if self.is_lazy:
+            out = _Counted(selected(self.request, target), advance)
+            self.request.site.store(self.result, out, self.tasks)
+            return target
+        is_array = isinstance(self.result, Array)
+        site = self.request.site
+        values: Any = site.compute(self.result) if is_array else np.asarray(self.result)
+        target = self.request.target(target, values.shape, values.dtype)
         target[...] = values
         return target
 
     def drop(self) -> None:
         """Free the operands that were sent, also if frames of an error hold them."""
-        if isinstance(self.site, Cluster):
-            self.site.client.cancel(list(self.reads))
-
-    def halved(self) -> Whole:
-        """Return the call in blocks for half of the planned bytes, if that is possible."""
-        room = SHARE * min(self.room, self.plan.peak_bytes)
-        return Whole.planned(self, room)
-
-    @property
-    def chunks(self) -> list[Chunks]:
-        """Of the operands that have blocks of a planned size."""
-        return [each.chunks for each in self.reads]
-
-    @property
-    def _blocks(self) -> int:
-        """The blocks of the result."""
-        return max(1, self.result.npartitions) if self.is_lazy else 1
+        if isinstance(self.request.site, Cluster):
+            self.request.site.client.cancel(list(self.reads))
 
 
 @dataclass
@@ -194,14 +205,14 @@ class _Counted:
     """Counts the blocks that are written to an array."""
 
     out: Any
-    bar: Batches
+    advance: Callable[[], None]
 
     def __setitem__(self, region: Any, block: Any) -> None:
         declared = tuple(part.stop - part.start for part in region)
         if np.shape(block) != declared:  # NumPy would broadcast it
             raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
         self.out[region] = block
-        self.bar.advance()
+        self.advance()
 
 
 def _is_of_numbers(result: Any) -> bool:
@@ -211,14 +222,28 @@ def _is_of_numbers(result: Any) -> bool:
     return np.asarray(result).dtype.kind != "O"
 
 
-def _streamed(result: Array, rule: Rule, reads: list[str], room: float) -> tuple[Tasks, Held]:
-    """Return the tasks of an array, and what threads of this process hold.
+def _first_block(operands: Iterable[Operand], site: Site, room: float) -> float:
+    """Return the bytes of a block to try first, for ``room`` bytes of a device."""
+    block = float(LARGEST)
+    least = max((_floor(each, FIRST) for each in operands if site.in_process), default=0)
+    while block > max(least, room / (site.threads * HELD[site.in_process])):
+        block /= SMALLER
+    return block
 
-    Blocks of operands are loaded once if there is room to keep them, or else by each reader.
-    """
-    tasks = tasks_of(result)
-    kept = rule.held(tasks, result)
-    if kept.nbytes <= room:
-        return tasks, kept
-    again = rule.held(tasks, result, reads)
-    return read_again(tasks, reads, list(flatten(result.__dask_keys__()))), again
+
+def _chunks_of(operand: Operand, site: Site, block: float) -> Chunks:
+    """Return chunks of about so many bytes; a cluster gets some for each rank."""
+    if not operand.nbytes:  # Dask would divide by zero
+        return tuple((size,) for size in operand.shape)
+    if site.in_process:
+        block = max(block, _floor(operand))
+    else:
+        block = min(max(block, LEAST), operand.nbytes / (site.ranks * PER_RANK))
+    limit = max(operand.dtype.itemsize, int(block))
+    chunks: Chunks = normalize_chunks("auto", operand.shape, limit=limit, dtype=operand.dtype)
+    return chunks
+
+
+def _floor(operand: Operand, many: int = MANY) -> float:
+    """Return the least bytes of a block of an operand in this process."""
+    return min(operand.nbytes / many, ENOUGH)

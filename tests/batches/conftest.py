@@ -7,8 +7,7 @@ from typing import Any
 import dask.array as da
 import pytest
 
-from dask_dgpu.batches import streamed, whole
-from dask_dgpu.batches.held import BYTES_PER_TASK
+from dask_dgpu.batches import held, whole
 
 
 @pytest.fixture
@@ -17,8 +16,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found = []
 
     def counted(result: da.Array) -> Any:
-        tasks = streamed.tasks_of(result)
-        found.append(len(tasks) * BYTES_PER_TASK)
+        tasks = held.tasks_of(result)
+        found.append(len(tasks) * held.BYTES_PER_TASK)
         return tasks
 
     monkeypatch.setattr(whole, "tasks_of", counted)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import choose as choices
-from dask_dgpu.batches.choose import choose, overlapping
-from dask_dgpu.batches.notation import Halo, Notation
+from dask_dgpu.batches import notation as choices
+from dask_dgpu.batches.notation import Halo, Notation, choose, overlapping
 from dask_dgpu.batches.sites import Here
 from tests.support.memory import bounded
 from tests.support.profiles import examples

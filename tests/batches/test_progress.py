@@ -22,7 +22,7 @@ A = np.ones((40, 30))
 
 @pytest.fixture(autouse=True)
 def moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_dgpu.batches.progress.MOMENT", 0.1)
+    monkeypatch.setattr("dask_dgpu.batches.executor.MOMENT", 0.1)
 
 
 @pytest.fixture

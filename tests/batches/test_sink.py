@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dask_dgpu.batches import sinks
 from dask_dgpu.batches.notation import Combine, Notation, Tile
-from dask_dgpu.batches.sink import Sink
+from dask_dgpu.batches.sinks import Sink
 
 SUM = Notation(inputs=((0, 1),), output=(), sizes={0: 5, 1: 3})
 PRODUCT = Notation(inputs=((0, 1), (1, 2)), output=(0, 2), sizes={0: 5, 1: 3, 2: 4})
 
 
+def sink(notation: Notation, out: Any, *, in_place: bool = False) -> Sink:
+    call: Any = SimpleNamespace(notation=notation, shape=out.shape, dtype=out.dtype)
+    return Sink(call, out, in_place=in_place)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
     ("notation", "tile", "region", "wanted"),
     [
@@ -27,26 +36,31 @@ PRODUCT = Notation(inputs=((0, 1), (1, 2)), output=(0, 2), sizes={0: 5, 1: 3, 2:
     ],
     ids=["number", "part"],
 )
-def test_room_is_the_memory_of_a_new_result(
-    notation: Notation, tile: Tile, region: tuple[slice, ...], wanted: tuple[slice, ...]
+def test_room_is_memory_of_the_result_unless_the_call_reads_it(
+    notation: Notation,
+    tile: Tile,
+    region: tuple[slice, ...],
+    wanted: tuple[slice, ...],
+    in_place: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sinks, "LARGE", 9)
     out = np.zeros([notation.sizes[label] for label in notation.output if label is not None])
-    expected = out.copy()
+    before, expected = out.copy(), out.copy()
     expected[wanted] = 7
-    room = Sink(notation, out.shape, out.dtype, out, None, new=True).room(tile)
+    to = sink(notation, out, in_place=in_place)
+    room = to.room(tile)
     assert room is not None
     block = room(region)
     assert block.shape == expected[wanted].shape
     block[...] = 7
+    np.testing.assert_array_equal(out, before if in_place else expected)
+    to.add(tile, [(region, block)])
     np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize(
-    ("tile", "new"), [({0: (0, 5), 1: (0, 2)}, True), ({0: (0, 5), 1: (0, 3)}, False)]
-)
-def test_no_room_for_parts_of_sums_or_in_a_users_array(tile: Tile, new: bool) -> None:
-    out = np.zeros(())
-    assert Sink(SUM, out.shape, out.dtype, out, None, new=new).room(tile) is None
+def test_no_room_for_parts_of_sums() -> None:
+    assert sink(SUM, np.zeros(())).room({0: (0, 5), 1: (0, 2)}) is None
 
 
 @pytest.mark.parametrize("combine", ["add", "max", "min"])
@@ -54,11 +68,11 @@ def test_parts_of_a_reduction_in_different_blocks(combine: Combine) -> None:
     x = np.random.default_rng(0).random((4, 5))
     notation = Notation(inputs=((0, 1),), output=(0,), sizes={0: 4, 1: 5}, combine=combine)
     out = np.zeros(4)
-    sink = Sink(notation, out.shape, out.dtype, out, None, new=True)
+    to = sink(notation, out)
     reduce = {"add": np.sum, "max": np.max, "min": np.min}[combine]
     for span, cuts in (((0, 2), (0, 4)), ((2, 4), (0, 2, 4)), ((4, 5), (0, 1, 4))):
         part = reduce(x[:, slice(*span)], axis=1)
         regions = [(slice(*each),) for each in pairwise(cuts)]
-        sink.add({0: (0, 4), 1: span}, [(region, part[region]) for region in regions])
-    sink.finish()
+        to.add({0: (0, 4), 1: span}, [(region, part[region]) for region in regions])
+    to.finish()
     np.testing.assert_allclose(out, reduce(x, axis=1))

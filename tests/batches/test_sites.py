@@ -15,11 +15,10 @@ import psutil
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import functions, sites
-from dask_dgpu.batches import temporary as temporaries
-from dask_dgpu.batches.overlaps import check_no_overlap
+from dask_dgpu.batches import operations, sinks, sites
+from dask_dgpu.batches.executor import Shared
 from dask_dgpu.batches.planning import advice
-from dask_dgpu.batches.shared import Shared
+from dask_dgpu.batches.sinks import check_no_overlap
 from dask_dgpu.batches.sites import opened
 from tests.batches.test_passes import LIMIT, PLANE, reference
 from tests.batches.test_run import A, close
@@ -68,7 +67,7 @@ def test_results_between_passes_may_go_to_disk(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {} if name == "irfft2" else {"s": (40, 20)}
-    monkeypatch.setattr(temporaries, "SHARE", 0)
+    monkeypatch.setattr(sinks, "SHARE", 0)
     with bounded(LIMIT), dask.config.set({"temporary-directory": str(tmp_path)}):
         assert dgpu.plan(name, PLANE, **options).temporary_bytes > 0
         close(dgpu.run(name, PLANE, **options), reference(name, PLANE, options))
@@ -76,13 +75,13 @@ def test_results_between_passes_may_go_to_disk(
 
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temporaries, "SHARE", 0)
+    monkeypatch.setattr(sinks, "SHARE", 0)
     with (
         bounded(None),
         dask.config.set({"temporary-directory": str(tmp_path)}),
         pytest.raises(dgpu.errors.DgpuError, match=r"expected 8192.00 PiB .* got .* of free space"),
     ):
-        temporaries.temporary((1 << 60,), np.dtype("f8"))
+        sinks.temporary((1 << 60,), np.dtype("f8"))
 
 
 @pytest.mark.parametrize("op", [np.exp, lambda x: x + 1, lambda x: x[x > 0.5]])
@@ -139,7 +138,7 @@ class Device(np.lib.mixins.NDArrayOperatorsMixin):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "f4"}, {"casting": "unsafe"}])
 def test_blocks_on_devices(options: dict[str, Any]) -> None:
-    block = partial(functions._of_selected, np.add, **options)
+    block = partial(operations._of_selected, np.add, **options)
     for mask in (MASK, MASK[:, :1], False):
         found = block(Device(A[:1]), 2, mask)
         chosen = np.broadcast_to(mask, found.shape)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from dask_dgpu.batches.copying import in_threads
 from dask_dgpu.batches.windows import ring, worker
 from dask_dgpu.batches.windows.ring import (
     SLOTS,
+    Kind,
     Place,
     StoppedError,
     Window,
     as_piece,
+    in_order,
     opened,
     pieces,
 )
-from dask_dgpu.batches.windows.worker import Kind, Mapped, Windows
+from dask_dgpu.batches.windows.worker import Mapped, Windows
 from tests.support.profiles import examples
 
 SLOT = 64
@@ -72,14 +74,14 @@ def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: boo
     mapped = Mapped(window.place, on_gpu=False)
     with ThreadPoolExecutor(1) as executor:
         arriving = executor.submit(mapped.take, kind, False, count())
-        for at, index in enumerate(kind.pieces(window.ring)):
+        for at, index in enumerate(kind.pieces(SLOT)):
             part = x[index]
             window.ring.fill(at, lambda slot, of=part: np.copyto(as_piece(slot, of), of))
         block = arriving.result()
         np.testing.assert_array_equal(block, x)
         window.ring.restart()
         giving, back = executor.submit(mapped.give, block.T), np.empty_like(x.T, order="C")
-        for at, index in enumerate(Kind(back.shape, back.dtype).pieces(window.ring)):
+        for at, index in enumerate(Kind(back.shape, back.dtype).pieces(SLOT)):
             part = back[index]
             window.ring.empty(at, lambda slot, to=part: np.copyto(to, as_piece(slot, to)))
         giving.result()
@@ -87,7 +89,7 @@ def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: boo
     window.close()
 
 
-@given(st.integers(0, SLOTS + 1), st.integers(0, SLOTS + 1), st.data())
+@given(st.integers(1, SLOTS + 2), st.integers(1, SLOTS + 2), st.data())
 @examples(25)
 def test_threads_of_both_ends_share_pieces(
     filling: int, emptying: int, data: st.DataObject
@@ -113,15 +115,31 @@ def test_threads_of_both_ends_share_pieces(
 
         window.ring.empty(number, work)
 
-    with ThreadPoolExecutor(2) as ends, ThreadPoolExecutor(filling + emptying + 1) as helpers:
-        going = [
-            ends.submit(in_threads, helpers, [partial(end, at) for at in numbers], most, stop)
-            for end, most in ((fill, filling), (empty, emptying))
-        ]
-        for each in going:
+    with ThreadPoolExecutor(filling + emptying) as threads:
+        ends = ((fill, filling), (empty, emptying))
+        works = [(in_order([partial(end, at) for at in numbers], stop), n) for end, n in ends]
+        for each in [threads.submit(work) for work, count in works for _ in range(count)]:
             each.result()
     assert found == {number: number for number in numbers}
     window.close()
+
+
+def test_an_error_stops_works_that_wait() -> None:
+    stopped, begun = Event(), []
+
+    def wait() -> None:
+        begun.append(0)
+        assert stopped.wait(10)
+        raise StoppedError("stopped")
+
+    def fail() -> None:
+        raise RuntimeError("no such part")
+
+    go = in_order(iter([wait, fail, *[wait] * 10]), stopped.set)
+    with ThreadPoolExecutor(2) as threads:
+        errors = [each.exception() for each in [threads.submit(go) for _ in range(2)]]
+    assert {type(each) for each in errors} == {StoppedError, RuntimeError}
+    assert begun == [0]
 
 
 def test_neither_end_waits_for_one_that_has_stopped(

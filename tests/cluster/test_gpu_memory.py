@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.execute import _Work
+from dask_dgpu.batches.executor import _Work
 from dask_dgpu.errors import DgpuError
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually

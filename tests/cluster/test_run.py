@@ -129,7 +129,7 @@ def test_a_function_that_runs_out_of_memory(
     client: Client, earlier: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes once more, in smaller blocks."""
-    monkeypatch.setattr("dask_dgpu.batches.block_size.LEAST", 1 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 1 << 10)
     flag = tmp_path / "failed"
 
     def root(block: Any) -> Any:

@@ -94,8 +94,8 @@ def test_operands_of_functions_are_sent_some_blocks_at_a_time(
 
     monkeypatch.setattr(Cluster, "_send_all", counted)
     monkeypatch.setattr("dask_dgpu.batches.cluster.AT_A_TIME", 100 << 10)
-    monkeypatch.setattr("dask_dgpu.batches.block_size.LEAST", 10 << 10)
-    monkeypatch.setattr("dask_dgpu.batches.block_size.LARGEST", 20 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 10 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LARGEST", 20 << 10)
     plan = dgpu.plan(lambda x: x - x.mean(), TALL)
     assert plan.batches >= TALL.nbytes / (20 << 10)
     assert not sent  # a plan sends nothing

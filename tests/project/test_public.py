@@ -17,9 +17,8 @@ PROTOCOLS = ("dask_dgpu.comm.protocol",)
 PUBLIC = {*dgpu.__all__, "max", "min", "sum", "__version__"}
 HELPERS: dict[str, set[str]] = {
     "tests/batches/conftest.py": {
-        "dask_dgpu.batches.streamed",
+        "dask_dgpu.batches.held",
         "dask_dgpu.batches.whole",
-        "dask_dgpu.batches.held.BYTES_PER_TASK",
     },
     "tests/cluster/conftest.py": {"graph_opt.dask_graph.sent.SentGraph"},
     "tests/cluster/faults.py": {"dask_dgpu.algorithms.probe", "dask_dgpu.kernels.gemm"},

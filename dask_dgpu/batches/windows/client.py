@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from dask.system import CPU_COUNT
 
-from dask_dgpu.batches.copying import THREADS, Staging, in_threads
-from dask_dgpu.batches.windows.ring import Ring, StoppedError, Window, as_piece
-from dask_dgpu.batches.windows.worker import Kind, closed, given, kind_of, opened, taken
+from dask_dgpu.batches.windows.ring import Kind, Ring, StoppedError, Window, as_piece, in_order
+from dask_dgpu.batches.windows.worker import closed, given, kind_of, opened, taken
 from dask_dgpu.errors import DgpuError
 
 if TYPE_CHECKING:
@@ -31,21 +31,15 @@ LEAST_SLOT = 1 << 20
 SHARE = 64
 """Slots that the first block or blocks to go through a window fill."""
 
-HELPERS = THREADS - 1
-"""Threads that copy pieces of a transfer besides its own: one alone copies 10 GB/s."""
-
-MOST_PUMPS = 64
-"""Transfers at a time; the worker of one that waits for a thread gives up after a minute."""
+THREADS = min(8, CPU_COUNT)
+"""Threads that copy at a time to all workers, at least one for each: one alone copies 10 GB/s."""
 
 WATCH = 1.0
 """Seconds between looks whether the worker of an open call is still there."""
 
-PATIENCE = 10.0
-"""Seconds in which the scheduler notices that a worker is lost."""
-
 Key = Any
 T = TypeVar("T")
-Work = Callable[[Ring], None]
+Turn = Callable[[Ring, int, Callable[[Any], None]], None]
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
@@ -59,38 +53,36 @@ async def together(works: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class LostError(DgpuError):
-    """A worker that held blocks of a batch was lost."""
-
-    @classmethod
-    def of(cls, *workers: str) -> LostError:
-        """Return the error for these workers."""
-        return cls(f"lost {', '.join(sorted(workers))} while batches were computed")
+    """A worker that held blocks of a batch was lost, or no longer moves blocks."""
 
 
 @dataclass
 class _Way:
-    """A window to a worker or from it, and who may use it."""
+    """A window to a worker or from it, who may use it, and the threads that do."""
 
     address: str
     window: Window
+    threads: ThreadPoolExecutor
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False)
+        self.window.close()
 
 
 class Windows:
-    """The windows of a client to the workers of its host.
+    """The windows of a client to the workers of its host, at most ``most`` of them.
 
     Methods are coroutines for the client's event loop.
     """
 
-    def __init__(self, client: Client, device: str, copying: Executor) -> None:
+    def __init__(self, client: Client, device: str, most: int) -> None:
         self.client: Any = client
         self.on_gpu = device == "cuda"
-        self.most = MOST_SLOT[device]
+        self.most_slot = MOST_SLOT[device]
+        self.threads = -(-THREADS // most)
         self._ways: dict[tuple[str, str], _Way | None] = {}
         self._opening = asyncio.Lock()
-        self._copying = copying
-        self.pumps = ThreadPoolExecutor(MOST_PUMPS, "dgpu-window")
-        self._staging = Staging()
 
     @property
     def are_used(self) -> bool:
@@ -107,9 +99,9 @@ class Windows:
         """Copy blocks to a worker; return their bytes, or None if it is on another host."""
         size = sum(block.nbytes for block in blocks.values())
         kinds = [(key, Kind(block.shape, block.dtype)) for key, block in blocks.items()]
-        fill = partial(self._move, Ring.fill, self._put, blocks.values())
+        ours = (Ring.fill, self._put, list(blocks.values()))
         sent: dict[Key, int] | None
-        sent = await self._both((address, "to"), size, fill, taken, kinds, on_gpu)
+        sent = await self._both((address, "to"), size, ours, taken, kinds, on_gpu)
         return sent
 
     async def receive(self, address: str, key: Key, nbytes: int, room: Any = None) -> Any:
@@ -123,9 +115,8 @@ class Windows:
         if kind is None:
             return None
         fits = room is not None and (room.shape, room.dtype) == kind
-        block = room if fits else self._staging.array(*kind)
-        empty = partial(self._move, Ring.empty, self._get, [block])
-        await self._both((address, "from"), nbytes, empty, given, key)
+        block = room if fits else np.empty(*kind)
+        await self._both((address, "from"), nbytes, (Ring.empty, self._get, [block]), given, key)
         return block
 
     async def close(self) -> None:
@@ -136,7 +127,7 @@ class Windows:
             calls = (self._call(way, closed) for way in ways if way.address in there)
             await asyncio.gather(*calls, return_exceptions=True)
         for way in ways:
-            way.window.close()
+            way.close()
 
     async def _way(self, key: tuple[str, str], nbytes: int) -> _Way | None:
         async with self._opening:
@@ -147,13 +138,13 @@ class Windows:
     async def _opened(self, address: str, nbytes: int) -> _Way | None:
         wanted = -(-nbytes // (SHARE * PAGESIZE)) * PAGESIZE
         try:
-            window = Window(min(self.most, max(LEAST_SLOT, wanted)))
+            window = Window(min(self.most_slot, max(LEAST_SLOT, wanted)))
         except OSError:
             return None
         way = None
         try:
             if await self._run(address, opened, window.place, self.on_gpu):
-                way = _Way(address, window)
+                way = _Way(address, window, ThreadPoolExecutor(self.threads, "dgpu-window"))
         finally:
             if way is None:
                 window.close()
@@ -163,11 +154,11 @@ class Windows:
         self,
         key: tuple[str, str],
         nbytes: int,
-        work: Work,
+        ours: tuple[Turn, Callable[[Any, Any], None], list[Any]],
         function: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
-        """Call a function on a worker, and do this end's work in a thread.
+        """Call a function on a worker, and do this end's work in threads.
 
         Return its result, or None if the worker is on another host. After an error the window is
         not used again: the worker may still be at it.
@@ -177,54 +168,42 @@ class Windows:
                 if self._ways.get(key) is not way:
                     continue  # another transfer has failed
                 try:
-                    return await self._moved(way, work, function, *arguments)
+                    return await self._moved(way, ours, self._call(way, function, *arguments))
                 except BaseException:
-                    await self._drop(key, way)
+                    self._ways.pop(key, None)
+                    with suppress(OSError, DgpuError):
+                        await self._call(way, closed)
+                    way.close()
                     raise
         return None
 
-    async def _moved(
-        self, way: _Way, work: Work, function: Callable[..., Any], *arguments: Any
-    ) -> Any:
-        ring = way.window.ring
+    async def _moved(self, way: _Way, ours: Any, theirs: Awaitable[Any]) -> Any:
+        """Do both ends' work; this end's threads do theirs with each piece and its slot in turn."""
+        (turn, work, blocks), ring = ours, way.window.ring
         ring.restart()
-        call = asyncio.ensure_future(self._call(way, function, *arguments))
-        loop = asyncio.get_running_loop()
-        here = loop.run_in_executor(self.pumps, work, ring)
+        most, loop = ring.slot_bytes, asyncio.get_running_loop()
+        parts = (
+            block[index]
+            for block in blocks
+            for index in Kind(block.shape, block.dtype).pieces(most)
+        )
+        works = (partial(turn, ring, at, partial(work, part)) for at, part in enumerate(parts))
+        go, call = in_order(works, ring.stop), asyncio.ensure_future(theirs)
+        threads = (loop.run_in_executor(way.threads, go) for _ in range(self.threads))
+        here = asyncio.gather(*threads, return_exceptions=True)
         try:
             await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             if not (call.done() and here.done()):
                 ring.stop()
-            found = await asyncio.gather(call, here, return_exceptions=True)
-        errors = [each for each in found if isinstance(each, BaseException)]
+            await asyncio.wait({call, here})
+        errors = [call.exception(), *here.result()]
         for error in errors:
-            if not isinstance(error, StoppedError):
+            if error is not None and not isinstance(error, StoppedError):
                 raise error
-        if errors:
-            raise LostError(f"a transfer of blocks with {way.address} has stopped") from errors[0]
-        return found[0]
-
-    async def _drop(self, key: tuple[str, str], way: _Way) -> None:
-        self._ways.pop(key, None)
-        with suppress(OSError, DgpuError):
-            await self._call(way, closed)
-        way.window.close()
-
-    def _move(
-        self,
-        turn: Callable[..., None],
-        work: Callable[[Any, Any], None],
-        blocks: Iterable[Any],
-        ring: Ring,
-    ) -> None:
-        """Call ``work`` with each piece of blocks and its slot, once it is the slot's ``turn``."""
-        kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
-        parts = (block[index] for block, kind in kinds for index in kind.pieces(ring))
-        works = (
-            partial(turn, ring, number, partial(work, part)) for number, part in enumerate(parts)
-        )
-        in_threads(self._copying, works, HELPERS, ring.stop)
+        if any(errors):
+            raise LostError(f"a transfer of blocks with {way.address} has stopped")
+        return call.result()
 
     def _put(self, part: Any, slot: Any) -> None:
         np.copyto(as_piece(slot, part), part)
@@ -236,51 +215,25 @@ class Windows:
         return await self._run(way.address, function, way.window.place, *arguments)
 
     async def _run(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function on a worker.
-
-        Raises
-        ------
-        LostError
-            If the worker is lost.
-        """
+        """Call a function on a worker; raise ``CommClosedError`` if it is lost."""
         from distributed.comm.core import CommClosedError
         from distributed.core import clean_exception
         from distributed.protocol.pickle import dumps
 
         rpc = self.client.rpc(address)
         call = asyncio.ensure_future(rpc.run(function=dumps(function), args=dumps(arguments)))
-        async with self.connected(address):
-            while not (await asyncio.wait({call}, timeout=WATCH))[0]:
-                if address not in await self.addresses():  # Dask tries to connect for 30 s
-                    call.cancel()
-                    raise CommClosedError(address)
+        while not (await asyncio.wait({call}, timeout=WATCH))[0]:
+            if address not in await self.addresses():  # Dask tries to connect for 30 s
+                call.cancel()
+                raise CommClosedError(address)
+        try:
             answer = call.result()
+        except OSError as error:
+            raise CommClosedError(address) from error
         if answer["status"] == "error":
             failure: Any = clean_exception(**answer)[1]
             raise failure
         return answer["result"]
-
-    @asynccontextmanager
-    async def connected(self, address: str) -> AsyncIterator[None]:
-        """Replace errors that follow from the loss of a worker by a :class:`LostError`."""
-        try:
-            yield
-        except Exception as error:
-            of_connection = isinstance(error, OSError)
-            if await self.lost([address], patient=of_connection) or of_connection:
-                raise LostError.of(address) from error
-            raise
-
-    async def lost(self, workers: Collection[str], *, patient: bool) -> set[str]:
-        """Return the lost ones of these workers.
-
-        If ``patient``, wait until the scheduler knows one: a connection fails before.
-        """
-        loop = asyncio.get_running_loop()
-        late = loop.time() + (PATIENCE if patient and workers else 0)
-        while not (found := {*workers} - await self.addresses()) and loop.time() < late:
-            await asyncio.sleep(0.1)
-        return found
 
     async def addresses(self) -> set[str]:
         """Return the workers that the scheduler knows."""

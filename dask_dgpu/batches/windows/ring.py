@@ -1,14 +1,15 @@
-"""Windows as the client makes them, and the ring of slots through which pieces of blocks go."""
+"""The memory of windows, and the ring of slots through which pieces of blocks go."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from mmap import PAGESIZE, mmap
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,13 +41,21 @@ class Place:
     token: bytes
     slot_bytes: int
 
-    def file(self) -> tuple[int, int] | None:
-        """Return what identifies the file that is there now; None if there is none."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
+    def check(self) -> None:
+        """Raise an ``OSError`` unless a window is there, maybe another one."""
+        if not os.readlink(self.path).startswith(f"/memfd:{NAME}"):
+            raise OSError(f"expected a window, got {self.path}")
+
+
+class Kind(NamedTuple):
+    """A block that goes through a window."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """Yield the indices of its parts of at most some bytes, but of an element at least."""
+        return pieces(self.shape, self.dtype.itemsize, most)
 
 
 class Ring:
@@ -54,18 +63,7 @@ class Ring:
 
     Pieces have numbers from 0 on. A slot has a state: twice the number of pieces that have gone
     through it, and one more while it is full. So a thread knows that a slot is ready for its piece,
-    and not for one before or after ([1]_).
-
-    Parameters
-    ----------
-    memory : mmap
-        The window.
-    slot_bytes : int
-        Of a slot.
-
-    References
-    ----------
-    .. [1] D. Vyukov, "Bounded MPMC queue", 1024cores.
+    and not for one before or after (D. Vyukov, "Bounded MPMC queue", 1024cores).
     """
 
     def __init__(self, memory: mmap, slot_bytes: int) -> None:
@@ -73,6 +71,11 @@ class Ring:
         self._states, self._stopped = numbers[:SLOTS], numbers[SLOTS:]
         slots = np.frombuffer(memory, np.uint8, SLOTS * slot_bytes, HEADER)
         self.slots = slots.reshape(SLOTS, slot_bytes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.slots.shape[1]
 
     def restart(self) -> None:
         """Forget what was sent; both processes must be done with it."""
@@ -109,13 +112,7 @@ class Ring:
 
 
 class Window:
-    """A window of this process.
-
-    Raises
-    ------
-    OSError
-        If the system has none.
-    """
+    """A window of this process; an ``OSError`` if the system has none."""
 
     def __init__(self, slot_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
@@ -138,16 +135,9 @@ class Window:
         os.close(self._file)
 
 
-def opened(place: Place) -> tuple[Ring, tuple[int, int] | None]:
-    """Map the window of another process, or of this one; also return its file.
-
-    Raises
-    ------
-    OSError
-        If there is no such window, for example because its process is on another host.
-    """
-    if not os.readlink(place.path).startswith(f"/memfd:{NAME}"):
-        raise OSError(f"expected a window, got {place.path}")
+def opened(place: Place) -> Ring:
+    """Map a window; an ``OSError`` if it is not there, as one of another host."""
+    place.check()
     file = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap(file, HEADER + SLOTS * place.slot_bytes)
@@ -155,7 +145,7 @@ def opened(place: Place) -> tuple[Ring, tuple[int, int] | None]:
         os.close(file)
     if memory[: len(place.token)] != place.token:
         raise OSError(f"expected the window of another process, got {place.path}")
-    return Ring(memory, place.slot_bytes), place.file()
+    return Ring(memory, place.slot_bytes)
 
 
 def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
@@ -179,3 +169,27 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
 def as_piece(slot: Any, like: Any) -> Any:
     """Return the first bytes of a slot as an array like another."""
     return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def in_order(works: Iterable[Callable[[], None]], stop: Callable[[], None]) -> Callable[[], None]:
+    """Return a function for several threads that begin the next work, until there is none.
+
+    After an error ``stop`` is called, so that works which wait can end, and no other begins.
+    """
+    left, lock = iter(works), Lock()
+    errors: list[BaseException] = []
+
+    def begun() -> Callable[[], None] | None:
+        with lock:
+            return None if errors else next(left, None)
+
+    def go() -> None:
+        try:
+            while (work := begun()) is not None:
+                work()
+        except BaseException as error:
+            errors.append(error)
+            stop()
+            raise
+
+    return go

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dask_dgpu.batches.windows import ring
-from dask_dgpu.batches.windows.ring import Piece, Place, Ring, StoppedError, as_piece, pieces
+from dask_dgpu.batches.windows.ring import Kind, Place, StoppedError, as_piece
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -27,28 +27,11 @@ Array = Any
 Key = Any
 
 
-class Kind(NamedTuple):
-    """A block that goes through a window."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def pieces(self, through: Ring) -> Iterator[Piece]:
-        """Yield the indices of its parts that fit into slots."""
-        return pieces(self.shape, self.dtype.itemsize, through.slots.shape[1])
-
-
 class Mapped:
-    """A window in the memory of this process.
-
-    Raises
-    ------
-    OSError
-        If there is no such window, for example because its client is on another host.
-    """
+    """A window in the memory of this process; an ``OSError`` if it is not there."""
 
     def __init__(self, place: Place, *, on_gpu: bool) -> None:
-        self.ring, self.file = ring.opened(place)
+        self.ring = ring.opened(place)
         if on_gpu:
             from cupy.cuda import Stream, runtime
 
@@ -68,13 +51,14 @@ class Mapped:
             self.stream.wait_event(cupy.cuda.get_current_stream().record())
         else:
             block = np.empty(kind.shape, kind.dtype)
-        for index in kind.pieces(self.ring):
+        for index in kind.pieces(self.ring.slot_bytes):
             self.ring.empty(next(numbers), partial(self._put, block[index]))
         return block
 
     def give(self, block: Array) -> None:
         """Send a block, after what CuPy's current stream does with it."""
-        for number, index in enumerate(Kind(block.shape, block.dtype).pieces(self.ring)):
+        found = Kind(block.shape, block.dtype).pieces(self.ring.slot_bytes)
+        for number, index in enumerate(found):
             self.ring.fill(number, partial(_get, block[index]))
 
     def _put(self, part: Array, slot: Array) -> None:
@@ -138,11 +122,12 @@ class Windows:
 
     def _look(self, place: Place) -> None:
         """Let go of a window that its client no longer has."""
-        if (mapped := self.mapped.get(place)) is None:
+        if place not in self.mapped:
             return
-        if place.file() == mapped.file:
+        try:
+            place.check()
             asyncio.get_running_loop().call_later(LOOK, self._look, place)
-        else:
+        except OSError:
             self.let_go(place)
 
 

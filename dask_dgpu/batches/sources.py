@@ -1,10 +1,10 @@
-"""Host arrays that calls read and write: NumPy, memory maps, zarr, HDF5, and Dask arrays."""
+"""Host arrays that calls read: NumPy, memory maps, zarr, HDF5, and Dask arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 from uuid import uuid4
 
@@ -12,15 +12,23 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array
 
-from dask_dgpu.arguments import check_chunk_sizes, expected
-from dask_dgpu.batches import stored
+from dask_dgpu.arguments import check_chunk_sizes, check_container, expected
 from dask_dgpu.batches.notation import Span
-from dask_dgpu.batches.overlaps import check_no_overlap
-from dask_dgpu.batches.rules import Shape, Slot
 from graph_opt.model.layout import is_bfloat16
+
+Shape = tuple[int, ...]
 
 REFUSED = (np.ma.MaskedArray, np.matrix)
 """Arrays whose parts, as plain arrays, mean something else."""
+DECODED = 2
+"""Copies of a chunk that is decoded: as it is stored, and its elements."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of an array operand in a call."""
+
+    at: int
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,6 @@ class Operand:
     def nbytes(self) -> int:
         """Bytes of the whole array."""
         return prod(self.shape) * self.dtype.itemsize
-
-    def bytes_beside(self, shape: Sequence[int]) -> int:
-        """Return the bytes that a read of a part of this shape takes beside the part."""
-        if isinstance(self.source, Array):
-            return 0
-        return stored.bytes_beside(self.source, shape, self.dtype)
 
     def __str__(self) -> str:
         """Shape and dtype."""
@@ -71,6 +73,35 @@ class Operand:
             part = np.asarray(part)
         return part if part.dtype == self.dtype else part.astype(self.dtype)
 
+    def bytes_beside(self, shape: Sequence[int]) -> int:
+        """Return the bytes that a read of a part of this shape takes beside the part.
+
+        zarr decodes several chunks at a time, or shards if there are any, and HDF5 one.
+        """
+        nbytes = prod(shape) * self.dtype.itemsize
+        if isinstance(self.source, Array) or not nbytes:
+            return 0
+        cast = nbytes if getattr(self.source, "dtype", self.dtype) != self.dtype else 0
+        chunk = self._chunk()
+        if chunk is None:
+            return cast
+        spanned = (
+            min(-(-(n - 1) // each) + 1, -(-size // each))
+            for n, each, size in zip(shape, chunk, self.shape, strict=True)
+        )
+        count = min(_at_a_time(self.source), prod(spanned))
+        return int(DECODED * count * prod(chunk) * self.dtype.itemsize) + cast
+
+    def _chunk(self) -> tuple[int, ...] | None:
+        """Return the shape of what is decoded as one, ``None`` if nothing is."""
+        if not is_zarr(self.source) and not is_hdf5(self.source):
+            return None
+        try:
+            shards: tuple[int, ...] | None = getattr(self.source, "shards", None)
+            return shards or self.source.chunks
+        except NotImplementedError:  # chunks of several shapes
+            return None
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -96,6 +127,25 @@ def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
         stop = min(size, start + hi - lo)
         yield start, stop
         lo += stop - start
+
+
+def _at_a_time(array: Any) -> float:
+    """Return how many chunks are decoded at a time."""
+    if not is_zarr(array):
+        return 1
+    import zarr
+
+    return float(zarr.config.get("async.concurrency", None) or inf)
+
+
+def is_zarr(array: Any) -> bool:
+    """Return whether an object is an array of zarr."""
+    return hasattr(array, "store_path")
+
+
+def is_hdf5(array: Any) -> bool:
+    """Return whether an object is a dataset of HDF5, without a call of its own properties."""
+    return hasattr(type(array), "virtual_sources")
 
 
 @dataclass(frozen=True)
@@ -129,95 +179,11 @@ def numbers(name: str, dtype: Any) -> np.dtype[Any]:
 
 def operand(name: str, value: Any) -> Operand:
     """Return an array argument; raise for arrays that parts would change."""
-    what = "a NumPy, zarr, HDF5 or Dask array"
     if isinstance(value, REFUSED) or hasattr(value, "__cuda_array_interface__"):
-        expected(name, what, value, TypeError)
+        expected(name, "a NumPy, zarr, HDF5 or Dask array", value, TypeError)
     dtype = numbers(name, value.dtype)
     if isinstance(value, Array):
         check_chunk_sizes(name, value)
-        if not isinstance(value._meta, np.ndarray) or isinstance(value._meta, REFUSED):
-            from dask_dgpu.arguments import check_container
-
-            check_container(name, value)
+        check_container(name, value)
     shape = tuple(int(size) for size in value.shape)
     return Operand(name, value, shape, dtype.newbyteorder("="))
-
-
-@dataclass(frozen=True)
-class Template:
-    """The arguments of a call, with a :class:`Slot` for each array."""
-
-    args: tuple[Any, ...]
-    options: Mapping[str, Any]
-    operands: tuple[Operand, ...]
-
-    @classmethod
-    def of(
-        cls,
-        args: Sequence[Any],
-        options: Mapping[str, Any],
-        make: Callable[[str, Any], Operand | None],
-    ) -> Template:
-        """Return the template; ``make`` returns an operand for arguments that are one."""
-        operands: list[Operand] = []
-
-        def slot(name: str, value: Any) -> Any:
-            found = make(name, value)
-            if found is None:
-                return value
-            operands.append(found)
-            return Slot(len(operands) - 1)
-
-        positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
-        named = {name: slot(name, value) for name, value in options.items()}
-        return cls(positional, named, tuple(operands))
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """All arguments by name, with the operands' arrays."""
-        named = {f"arrays[{at}]": value for at, value in enumerate(self.args)} | dict(self.options)
-        return {
-            name: self.operands[value.at].source if isinstance(value, Slot) else value
-            for name, value in named.items()
-        }
-
-    def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        """Call a function with these arrays in place of the operands."""
-
-        def filled(value: Any) -> Any:
-            return arrays[value.at] if isinstance(value, Slot) else value
-
-        options = {name: filled(value) for name, value in self.options.items()}
-        return function(*map(filled, self.args), **options)
-
-
-def check_out(
-    out: Any,
-    shape: Shape,
-    dtype: np.dtype[Any],
-    read: Mapping[str, Any],
-    casting: Callable[[Any], Any],
-) -> None:
-    """Raise unless a result can be written to ``out`` while arguments are read.
-
-    ``casting(out)`` returns which casts are allowed.
-    """
-    needed = ("shape", "dtype", "__setitem__")
-    if isinstance(out, (Array, *REFUSED)) or not all(hasattr(out, each) for each in needed):
-        expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
-    if tuple(out.shape) != shape:
-        raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
-    if not np.can_cast(dtype, out.dtype, casting(out)):
-        raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
-    if _is_read_only(out):
-        raise ValueError("expected out to be writable, got a read-only array")
-    check_no_overlap({"out": out}, read)
-
-
-def _is_read_only(out: Any) -> bool:
-    """Whether a NumPy array, zarr array or HDF5 dataset refuses to be written."""
-    flags, file = (getattr(out, name, None) for name in ("flags", "file"))
-    writeable = getattr(flags, "writeable", True)
-    return bool(not writeable or getattr(out, "read_only", False)) or (
-        getattr(file, "mode", None) == "r"
-    )

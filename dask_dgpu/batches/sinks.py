@@ -1,0 +1,338 @@
+"""Where results go: arrays of users, temporary arrays, and sums of batches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import dask
+import numpy as np
+import psutil
+from dask.array.core import Array
+from dask.blockwise import Blockwise
+from dask.utils import format_bytes
+from numpy.lib.array_utils import byte_bounds
+
+from dask_dgpu.arguments import expected
+from dask_dgpu.batches.blocks import Region, Room
+from dask_dgpu.batches.notation import Span, Tile
+from dask_dgpu.batches.sources import REFUSED, Operand, Shape, Slot, is_hdf5, is_zarr, operand
+from dask_dgpu.batches.windows.client import THREADS
+from dask_dgpu.errors import DgpuError
+from graph_opt.dask_graph.internals import DataNode, TaskRef
+from graph_opt.dask_graph.parse import GETTERS
+from graph_opt.model.layout import is_inexact
+
+if TYPE_CHECKING:
+    from dask_dgpu.batches.call import Call, Request
+
+Blocks = Iterable[tuple[Region, Any]]
+Spans = tuple[Span, ...]
+
+SHARE = 0.5
+"""Most of the available memory that a temporary array may take."""
+ROWS = 1 << 16
+"""Bytes that are added at a time."""
+LARGE = 16 << 20
+"""Bytes of a copy that threads share."""
+MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
+"""Steps after which two arrays are taken to share elements: an exact answer may take for ever."""
+
+
+def check_out(
+    out: Any,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    read: Mapping[str, Any],
+    casting: Callable[[Any], Any],
+) -> None:
+    """Raise unless a result can be written to ``out`` while arguments are read.
+
+    ``casting(out)`` returns which casts are allowed.
+    """
+    needed = ("shape", "dtype", "__setitem__")
+    if isinstance(out, (Array, *REFUSED)) or not all(hasattr(out, each) for each in needed):
+        expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
+    if tuple(out.shape) != shape:
+        raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
+    if not np.can_cast(dtype, out.dtype, casting(out)):
+        raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
+    flags, file = (getattr(out, name, None) for name in ("flags", "file"))
+    writable = getattr(flags, "writeable", True) and not getattr(out, "read_only", False)
+    if not writable or getattr(file, "mode", None) == "r":
+        raise ValueError("expected out to be writable, got a read-only array")
+    check_no_overlap({"out": out}, read)
+
+
+class _Argument(NamedTuple):
+    """An array, and the bytes of its space that it spans."""
+
+    start: int
+    stop: int
+    array: Any
+    name: str
+    is_written: bool
+
+
+def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
+    """Raise if written arrays may have elements in common with others; names are of arguments.
+
+    NumPy arrays are compared by their memory, arrays of zarr and HDF5 by path and name, other
+    objects by identity. A Dask array counts as the arrays from which its graph reads blocks.
+    """
+    spaces: dict[Any, list[_Argument]] = {}
+    for arguments, is_written in ((written, True), (read, False)):
+        for name, value in arguments.items():
+            for array in _sources(value) if isinstance(value, Array) else (value,):
+                span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
+                found = _Argument(*span, array, name, is_written)
+                spaces.setdefault(_space(array), []).append(found)
+    for arrays in spaces.values():
+        before: list[_Argument] = []
+        for each in sorted(arrays, key=lambda each: each.start):
+            before = [other for other in before if each.start < other.stop]
+            for other in before:
+                out, read_too = (each, other) if each.is_written else (other, each)
+                if out.is_written and _share(out.array, read_too.array):
+                    what = f"{out.name} not to share memory with {read_too.name}"
+                    raise ValueError(f"expected {what}, got an overlap")
+            before.append(each)
+
+
+def _sources(array: Array) -> Iterator[Any]:
+    """Yield the arrays from which a graph reads blocks, as ``da.from_array`` of stored ones."""
+    for layer in array.dask.layers.values():
+        if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) in GETTERS:
+            source = layer.indices[0][0]
+            if isinstance(source, TaskRef):
+                source = array.dask.get(source.key)
+            yield source.value if isinstance(source, DataNode) else source
+
+
+def _space(array: Any) -> Any:
+    """Return where an array is: in memory, or in an array that is stored."""
+    if isinstance(array, np.ndarray):
+        return "memory"
+    if is_zarr(array):
+        inside = array.store_path
+        root = getattr(inside.store, "root", None) or getattr(inside.store, "path", None)
+        return str(inside) if root is None else os.path.realpath(f"{root}/{inside.path}")
+    if is_hdf5(array):
+        return os.path.realpath(array.file.filename), array.name
+    return id(array)
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Whether two arrays whose bytes overlap have an element in common."""
+    try:
+        is_memory = isinstance(one, np.ndarray)
+        return not is_memory or np.shares_memory(one, other, max_work=MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def temporary(shape: Shape, dtype: np.dtype[Any]) -> Any:
+    """Return an array of any content, in a file if it would take most of the memory.
+
+    The file has no name, so nothing is left of it even if this process is killed.
+    """
+    nbytes = prod(shape) * dtype.itemsize
+    if nbytes <= SHARE * psutil.virtual_memory().available:
+        return np.empty(shape, dtype)
+    folder = dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        raise DgpuError(
+            f"expected {format_bytes(nbytes)} for a result between passes in Dask's "
+            f"temporary-directory {folder}, got {format_bytes(free)} of free space"
+        )
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk would kill this process later
+        return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def selected(request: Request, out: Any) -> Any:
+    """Return ``out``, or what writes only the elements that a ufunc's ``where`` selects."""
+    where = request.options.get("where", True) if request.operation.ufunc is not None else True
+    if where is True:
+        return out
+    if isinstance(where, Slot):
+        return _Selected(out, request.operands[where.at])
+    return _Selected(out, operand("where", np.asarray(where, bool)))
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """Writes parts of an array where a mask, broadcast to its shape, is true."""
+
+    out: Any
+    mask: Operand
+
+    def __setitem__(self, region: Region, block: Any) -> None:
+        shape = self.mask.shape
+        along = zip(region[len(region) - len(shape) :], shape, strict=True)
+        where = self.mask.read([(0, 1) if n == 1 else (at.start, at.stop) for at, n in along])
+        where = where.compute() if isinstance(where, Array) else where
+        part = np.array(self.out[region])
+        np.copyto(part, block, where=where, casting="unsafe")
+        self.out[region] = part
+
+
+class Sink:
+    """Writes the result of a call, each part once all of its batches are there.
+
+    The result is ``in_place`` if the call reads ``out``: a part that is half written could not be
+    computed again.
+    """
+
+    def __init__(self, call: Call, out: Any, *, in_place: bool) -> None:
+        self.notation, self.shape, self.dtype = call.notation, call.shape, call.dtype
+        self.out = out
+        self.written: set[Spans] = set()
+        self.is_writing = False
+        self._in_place = in_place
+        self._staged: Any = None
+        self._sum: Sum | None = None
+        self._spans: Spans = ()
+
+    def room(self, tile: Tile) -> Room | None:
+        """Return the memory for each block of a batch, of ``out`` if it may be written at once."""
+        if not (isinstance(self.out, np.ndarray) and self._is_whole(tile)):
+            return None
+        spans = self.notation.write_spans(self.shape, tile)
+        if not self._in_place:
+            return lambda region: self.out[(*_place(spans, region), ...)]  # also without axes
+        shape = tuple(hi - lo for lo, hi in spans)
+        if self._staged is None or self._staged.shape != shape:  # new pages cost more than copies
+            self._staged = np.empty(shape, self.dtype)
+        return lambda region: self._staged[(*region, ...)]
+
+    def add(self, tile: Tile, blocks: Blocks) -> None:
+        """Take the result of a batch."""
+        spans = self.notation.write_spans(self.shape, tile)
+        if self._is_whole(tile):
+            self._write(spans, blocks)
+            return
+        if self._sum is None or spans != self._spans:
+            self.finish()
+            self._spans = spans
+            shape = tuple(hi - lo for lo, hi in spans)
+            self._sum = Sum(shape, self.dtype, self.notation.combine)
+        sizes, contracted = self.notation.sizes, self.notation.contracted
+        weight = prod((tile[label][1] - tile[label][0]) / sizes[label] for label in contracted)
+        for region, block in blocks:
+            self._sum.add(region, block, weight)
+        self._sum.has_values = True
+
+    def finish(self) -> None:
+        """Write the sum that is open."""
+        if self._sum is not None:
+            everything = tuple(slice(0, hi - lo) for lo, hi in self._spans)
+            self._write(self._spans, [(everything, self._sum.value())])
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget the sum that is open."""
+        self._sum = None
+
+    def _is_whole(self, tile: Tile) -> bool:
+        """Whether a batch has all terms of its sums."""
+        sizes = self.notation.sizes
+        return all(tile[label] == (0, sizes[label]) for label in self.notation.contracted)
+
+    def _write(self, spans: Spans, blocks: Blocks) -> None:
+        self.is_writing = True
+        for region, block in blocks:
+            _put(self.out, _place(spans, region), block)
+        self.written.add(spans)
+        self.is_writing = False
+
+
+def _place(spans: Spans, region: Region) -> Region:
+    """Return where a block of a part of the result is in all of it."""
+    return tuple(
+        slice(lo + part.start, lo + part.stop) for (lo, _), part in zip(spans, region, strict=True)
+    )
+
+
+def _put(out: Any, place: Region, block: Any) -> None:
+    """Write a block, unless it is there."""
+    if not (isinstance(out, np.ndarray) and isinstance(block, np.ndarray)):
+        out[place] = block
+        return
+    target: Any = out[(*place, ...)]  # type: ignore[arg-type]
+    if target.ctypes.data != block.ctypes.data:
+        copy(target, block)
+
+
+def copy(target: Any, source: Any) -> None:
+    """Copy an array to one of its shape; threads share large copies."""
+    if source.nbytes < LARGE:
+        target[...] = source
+        return
+    parts = (np.array_split(each, THREADS) for each in (target, source))
+    with ThreadPoolExecutor(THREADS, "dgpu-copy") as threads:
+        list(threads.map(partial(np.copyto, casting="unsafe"), *parts))
+
+
+class Sum:
+    """Partial results of a reduction, combined.
+
+    Sums of floating-point numbers keep the rounding errors of additions, and half precision is
+    added in single. Once all blocks of a partial result are added, it ``has_values``: the next one
+    may have other blocks.
+    """
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], combine: str) -> None:
+        self.dtype = dtype
+        self.combine = combine
+        wide = np.dtype("float32") if dtype.itemsize == 2 and is_inexact(dtype) else dtype
+        self.total = np.zeros(shape, wide)
+        adds = is_inexact(dtype) and combine in ("add", "mean")
+        self.errors = np.zeros(shape, wide) if adds else None
+        self.has_values = False
+
+    def add(self, region: Region, block: Any, weight: float) -> None:
+        """Add one block of a partial result, which has ``weight`` in a mean.
+
+        It goes row by row: temporaries of whole blocks would need as much memory again.
+        """
+        place: Any = (*region, ...)  # a view, also of an array without axes
+        total, values = np.atleast_1d(self.total[place]), np.atleast_1d(np.asarray(block))
+        errors = None if self.errors is None else np.atleast_1d(self.errors[place])
+        rows = max(1, ROWS * len(total) // max(1, total.nbytes))
+        for part in (slice(at, at + rows) for at in range(0, len(total), rows)):
+            new = values[part].astype(total.dtype, copy=False)
+            if self.combine in ("max", "min"):
+                choose = np.maximum if self.combine == "max" else np.minimum
+                total[part] = choose(total[part], new) if self.has_values else new
+                continue
+            new = new * total.dtype.type(weight) if self.combine == "mean" else new
+            if errors is None:
+                total[part] += new
+            else:
+                _add(total[part], errors[part], new)
+
+    def value(self) -> Any:
+        """Return the result, once."""
+        if self.errors is not None:
+            with np.errstate(invalid="ignore", over="ignore"):
+                np.add(self.total, self.errors, out=self.errors)
+            np.copyto(self.total, self.errors, where=np.isfinite(self.errors))
+        return self.total.astype(self.dtype, copy=False)
+
+
+def _add(total: Any, errors: Any, values: Any) -> None:
+    """Add values to a total in place, and what rounding loses to ``errors`` (Knuth's two-sum)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        added = total + values
+        other = added - total
+        errors += (total - (added - other)) + (values - other)
+        total[...] = added
