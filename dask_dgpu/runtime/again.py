@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from dask.utils import format_bytes
 
 from dask_dgpu.errors import OutOfMemoryError
-from dask_dgpu.runtime.plans import Owners, Plans, peak_bytes, plans
+from dask_dgpu.runtime.plans import Owners, Plans, costs_of, peak_bytes, plans
 from dask_dgpu.runtime.program import Program
 
 
@@ -38,11 +40,15 @@ class Tried(NamedTuple):
 def with_less(program: Program, name: str, owners: Owners, size: int) -> tuple[Plans, Tried]:
     """Plan a program called ``name`` for its second run, in less memory if there is such a plan.
 
-    Collectives are planned one by one, each on the places that those before leave. So together they
-    may need more, and then the first plans are used again: ranks have freed what they kept.
+    Each collective may need half of what the largest did; it has narrower panels, or more rounds.
+    If that does not help, the first plans are used again: ranks have freed what they kept.
     """
-    first, second = (plans(program, owners, size, tight=tight) for tight in (False, True))
-    planned, tight = (peak_bytes(program, each, size) for each in (first, second))
-    if tight > planned:
-        second, tight = first, planned
-    return second, Tried(name, planned, tight)
+    first = plans(program, owners, size)
+    planned = peak_bytes(program, first, size)
+    largest = max((cost.peak_bytes for cost in costs_of(program, first).values()), default=0)
+    half = min(largest / 2, inf if program.room is None else program.room)
+    second = plans(replace(program, room=half), owners, size)
+    less = peak_bytes(program, second, size)
+    if less > planned:
+        second, less = first, planned
+    return second, Tried(name, planned, less)

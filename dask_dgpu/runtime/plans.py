@@ -6,9 +6,6 @@ In one process the second is a lookup if the places agree. Ranks get the schedul
 Each collective fetches what its ranks lack, so a loop would fetch the blocks of a matrix in each
 iteration. If it takes less time, inputs that several collectives read first move to ranks in their
 order, the places for which the optimizer has planned.
-
-A program that ran out of memory is planned again, ``tight``: collectives have narrower panels, or
-more rounds, and no inputs move ahead.
 """
 
 from __future__ import annotations
@@ -45,9 +42,6 @@ KEPT_PLANS = 32
 
 ROOM = 4
 """Moved blocks are in memory twice, so they may take one in so many parts of a rank's room."""
-
-SHARE = 0.5
-"""Fraction of its planned bytes that a collective may use in a tight plan, if it can."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +84,9 @@ class Plans(Bare):
         return pickle.dumps(self)
 
 
-def plans(program: Program, owners: Owners, size: int, *, tight: bool = False) -> Plans:
+def plans(program: Program, owners: Owners, size: int) -> Plans:
     """Plan a program for inputs whose blocks have these ranks."""
-    held, bare = tuple(map(tuple, owners)), program.bare
-    return _staying(bare, held, size, tight=True) if tight else _settled(bare, held, size)
+    return _settled(program.bare, tuple(map(tuple, owners)), size)
 
 
 @lru_cache(maxsize=KEPT_PLANS)
@@ -141,9 +134,9 @@ def _seconds(program: Program, planned: Plans, size: int) -> float:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _staying(program: Program, held: Held, size: int, *, tight: bool = False) -> Plans:
+def _staying(program: Program, held: Held, size: int) -> Plans:
     """Plan a program whose inputs stay where they are."""
-    placement, plan_of = Placement(size), _tight if tight else _planned
+    placement = Placement(size)
     given = enumerate(zip(program.inputs, held, strict=True))
     values = {number: value.placed(ranks) for number, (value, ranks) in given}
     for number, value in enumerate(program.inputs):
@@ -155,7 +148,7 @@ def _staying(program: Program, held: Held, size: int, *, tight: bool = False) ->
             continue
         inputs = tuple(replace(placement.placed(each), spent=each in spent) for each in node.reads)
         request = Request(inputs, node.value, node.task, size, program.machine, program.room)
-        plan = collectives[number] = plan_of(node.operation, request)
+        plan = collectives[number] = _planned(node.operation, request)
         values |= zip(node.reads, inputs, strict=True)
         values[number] = Placed(OPERATIONS[node.operation].layout(plan), node.value.dtype)
         placement.put(number, node.value, values[number].layout)
@@ -168,17 +161,6 @@ def _staying(program: Program, held: Held, size: int, *, tight: bool = False) ->
 def _planned(operation: str, request: Request) -> Any:
     """Return the plan of a collective; the steps of a loop share one."""
     return OPERATIONS[operation].plan(request)
-
-
-def _tight(operation: str, request: Request) -> Any:
-    """Return the plan of a collective for a fraction of the bytes that it is planned to need.
-
-    If none needs as little, it is the plan that needs least.
-    """
-    plan = _planned(operation, request)
-    needed = OPERATIONS[operation].cost(plan, request.machine).peak_bytes
-    room = SHARE * needed if request.room is None else min(request.room, SHARE * needed)
-    return _planned(operation, replace(request, room=room))
 
 
 def costs_of(program: Program, planned: Plans) -> dict[int, Cost]:

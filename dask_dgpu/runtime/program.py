@@ -163,28 +163,6 @@ class Program(Bare):
         return [{each for each in ending if each >= len(self.inputs)} for ending in self.ends]
 
 
-@dataclass(frozen=True)
-class Package:
-    """A program and its plans, as ranks get each of both only once, and then by a digest.
-
-    A program has no names. But its functions may have numbers that differ in each call of the same
-    code, or a user may pass them a name. In the ``text`` such tokens have numbers, so equal
-    programs have equal digests. Plans depend on the places of blocks, which may differ by chance:
-    ``program`` is the digest of the text, ``digest`` that of text and plans.
-    """
-
-    program: bytes
-    digest: bytes
-    text: bytes
-    plans: bytes
-
-    @classmethod
-    def of(cls, program: Program, plans: bytes) -> Package:
-        """Return a program with its pickled plans."""
-        digest = blake2b(plans, digest_size=16, key=program.digest).digest()
-        return cls(program.digest, digest, program.text[0], plans)
-
-
 def opened(text: bytes, tokens: bytes) -> Program:
     """Return the program with a text that has these tokens."""
     program: Program = pickle.loads(restored(text, tokens))

@@ -46,23 +46,23 @@ def watch_launches(dask_worker: Any) -> None:
     """Count the launches of a worker, and the programs that came with them or were asked for."""
     plugin = dask_worker.plugins[PLUGIN]
     plugin.counted = {"launches": 0, "programs": 0, "asked": 0}
-    launch, package = plugin._launch, plugin._package
+    launch, program = plugin._launch, plugin._program
 
     def launching(**fields: Any) -> None:
         plugin.counted["launches"] += 1
-        plugin.counted["programs"] += bool(fields["text"])
+        plugin.counted["programs"] += "text" in fields
         launch(**fields)
 
-    def packed(**fields: Any) -> None:
+    def received(**fields: Any) -> None:
         plugin.counted["asked"] += 1
-        package(**fields)
+        program(**fields)
 
-    dask_worker.stream_handlers.update({"dgpu-launch": launching, "dgpu-package": packed})
+    dask_worker.stream_handlers.update({"dgpu-launch": launching, "dgpu-program": received})
 
 
 def watch_no_more(dask_worker: Any) -> None:
     plugin = dask_worker.plugins[PLUGIN]
-    handlers = {"dgpu-launch": plugin._launch, "dgpu-package": plugin._package}
+    handlers = {"dgpu-launch": plugin._launch, "dgpu-program": plugin._program}
     dask_worker.stream_handlers.update(handlers)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from threading import Event
 from typing import Any
-from weakref import ref
 
 import dask.array as da
 import numpy as np
@@ -21,10 +20,10 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.runtime.execute import Observer, execute
-from dask_dgpu.runtime.plans import Owners, plans
-from dask_dgpu.runtime.program import Launch, Package, Program, opened
-from dask_dgpu.runtime.worker import member
-from dask_dgpu.runtime.worker.member import MOST_PLANS, Programs
+from dask_dgpu.runtime.plans import Owners
+from dask_dgpu.runtime.program import Launch, Program, opened
+from dask_dgpu.runtime.scheduler.run import Planned
+from dask_dgpu.runtime.worker.member import Programs
 from graph_opt.dask_graph import binding
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
@@ -71,26 +70,22 @@ class Ranks:
                 places[at] = (places[at] + self.first // RANKS**at) % RANKS
         return owners
 
-    def package(self, z: da.Array) -> tuple[Launch, Staged, Package, bytes]:
-        """Return the launch of an array, the blocks of its inputs, and its package with tokens."""
+    def planned(self, z: da.Array) -> tuple[Launch, Staged, Planned]:
+        """Return the launch of an array, the blocks of its inputs, and its planned program."""
         launch, staged = staged_of(self.kept.optimized(z), z.given)
         program = opened(launch.program.text[0], launch.tokens)
-        planned = plans(program, self.owners(program), RANKS)
-        package = Package.of(program, planned.payload)
-        return launch, staged, package, program.text[1]
+        alone = replace(launch, program=program, tokens=None)
+        return launch, staged, Planned.of(alone, (), self.owners(program), RANKS)
 
     def compute(self, z: da.Array) -> Any:
         """Compute an array, whose attribute ``given`` has the blocks of its inputs."""
-        launch, staged, package, tokens = self.package(z)
+        launch, staged, planned = self.planned(z)
         owners, watch = self.owners(launch.program), Noting()
 
         def rank(comm: Comm) -> dict[Any, Any]:
-            programs = self.programs[comm.rank]
-            if package not in programs:
-                programs.add(package, tokens)
-                self.opened += 1
-            todo = programs.find(package, tokens, comm.rank)
-            programs.shrink(self.limit)
+            job = Job(planned, comm.rank)
+            todo = self.programs[comm.rank].opened(job, partial(self.send, job))
+            self.programs[comm.rank].shrink(self.limit)
             mine = share(launch.program, owners, staged, comm.rank)
             observer = watch if comm.rank == 0 else Observer()
             return execute(todo, launch.names, comm, HostDevice(), mine, observer)
@@ -98,6 +93,25 @@ class Ranks:
         found = {key: block for part in run_local(RANKS, rank) for key, block in part.items()}
         self.steps = watch.steps
         return joined(found, z.__dask_keys__())
+
+    def send(self, job: Job) -> None:
+        """Send a program that a rank has asked for."""
+        self.opened += 1
+        job.receive(**job.planned.sent)
+
+
+class Job:
+    """What a rank knows of a run."""
+
+    text = plans = b""
+
+    def __init__(self, planned: Planned, rank: int) -> None:
+        self.planned, self.rank, self.arrived = planned, rank, Event()
+        self.digest, self.tokens = planned.digest, planned.tokens
+
+    def receive(self, text: bytes, plans: bytes) -> None:
+        self.text, self.plans = text, plans
+        self.arrived.set()
 
 
 def named(make: Callable[..., da.Array], *values: Any) -> da.Array:
@@ -108,15 +122,11 @@ def named(make: Callable[..., da.Array], *values: Any) -> da.Array:
     return z
 
 
-def planned(kept: Any) -> list[Any]:
-    return list(kept.planned.values())
-
-
 def todo(ranks: Ranks) -> Any:
     """Return what the first rank does in the only program that it keeps."""
     (kept,) = ranks.programs[0]._kept.values()
-    (only,) = planned(kept)
-    return only.prepared[0]
+    (only,) = kept._opened.values()
+    return only
 
 
 def scaled(factor: float) -> Callable[[Any], Any]:
@@ -191,14 +201,14 @@ def test_functions_that_hold_a_token_see_their_own(same: bool) -> None:
 def test_digests_are_those_of_programs():
     ranks = Ranks()
     first, second = (named(PROGRAMS["loop"], RNG.random((9, 9))) for _ in range(2))
-    packages = [ranks.package(z)[2] for z in (first, second)]
-    assert packages[0] == packages[1]
-    assert ranks.package(first)[3] == b""
+    one, two = (ranks.planned(z)[2] for z in (first, second))
+    assert one.digest == two.digest
+    assert one.sent == two.sent
+    assert one.tokens == b""
     others = [PROGRAMS["product"], lambda x: (x @ x / x.sum()) @ x - x.mean(axis=1)]
-    digests = {ranks.package(named(make, RNG.random((9, 9))))[2].digest for make in others}
-    assert len(digests | {packages[0].digest}) == 3
-    program, plan = ranks.package(first)[0].program, packages[0].plans
-    assert Package.of(program, plan + b" ").digest != Package.of(program, plan).digest
+    digests = {ranks.planned(named(make, RNG.random((9, 9))))[2].digest for make in others}
+    ranks.first = 1
+    assert len(digests | {one.digest, ranks.planned(first)[2].digest}) == 4
 
 
 def test_programs_used_last_are_kept():
@@ -208,7 +218,7 @@ def test_programs_used_last_are_kept():
         ranks.compute(named(PROGRAMS[case], values))
     assert ranks.opened == 3 * RANKS
     programs = ranks.programs[0]
-    sizes = [each.nbytes for kept in programs._kept.values() for each in planned(kept)]
+    sizes = [kept.nbytes for kept in programs._kept.values()]
     assert programs.nbytes == sum(sizes)
     assert len({*sizes}) == 3  # in the order of their last use: the product's is last
     programs.shrink(sizes[1] + sizes[2])
@@ -219,42 +229,17 @@ def test_programs_used_last_are_kept():
     assert len(programs) == programs.nbytes == len(programs._kept) == 0
 
 
-def test_a_program_is_opened_once_for_blocks_in_other_places(monkeypatch: pytest.MonkeyPatch):
+def test_blocks_in_other_places_are_another_program():
     """Of new arrays blocks lie where a worker was free: by chance in other places each time."""
-    opening = Counting(member.opened)
-    monkeypatch.setattr(member, "opened", opening)
-    ranks, digests = Ranks(), set()
-    for at in range(3 * MOST_PLANS):
+    ranks = Ranks()
+    for first in (0, 1, 2, 1, 0):
         values = RNG.random((9, 9))
         z = named(PROGRAMS["loop"], values)
-        ranks.first = at % (2 * MOST_PLANS)
-        digests.add(ranks.package(z)[2].digest)
+        ranks.first = first
         expected = (values @ values / values.sum()) @ values - values.mean(axis=0)
         np.testing.assert_allclose(ranks.compute(z), expected)
-    assert len(digests) > MOST_PLANS
-    assert opening.calls == RANKS
-    assert [len(programs) for programs in ranks.programs] == [MOST_PLANS] * RANKS
-
-
-def test_programs_with_equal_plans_share_them_as_long_as_one_is_kept():
-    programs, sent = Programs(), []
-    for constant in (2.0, 3.0):
-        _, _, package, tokens = Ranks().package(
-            named(lambda x, c=constant: x @ x.T + c, RNG.random((9, 9)))
-        )
-        again = replace(package, plans=bytes(bytearray(package.plans)))  # as another message
-        programs.add(again, tokens)
-        programs.find(again, tokens, 0)
-        sent.append(programs._kept[again.program].planned[again.digest].plans)
-    one, two = sent
-    assert len(programs) == 2
-    assert one is two
-    fixed = ref(one)
-    del sent, one, two
-    assert fixed() is not None
-    programs.shrink(0)
-    gc.collect()
-    assert fixed() is None
+    assert ranks.opened == 3 * RANKS
+    assert [len(programs) for programs in ranks.programs] == [3] * RANKS
 
 
 def test_with_a_limit_of_nothing_each_run_opens_its_program():

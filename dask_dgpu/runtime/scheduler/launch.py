@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed.utils import log_errors
@@ -60,7 +60,7 @@ KEPT_PROGRAMS = 32
 """Number of planned programs that the scheduler keeps."""
 
 MOST_SENT = 4096
-"""Number of digests of programs and plans that the scheduler remembers of each worker."""
+"""Number of digests of programs that the scheduler remembers of each worker."""
 
 
 class Launches:
@@ -238,21 +238,19 @@ class Launches:
             self.scheduler.worker_send(member, message)
         self.staging.taken(run.stage_keys())
 
-    def _lacking(self, worker: str, run: Run) -> dict[str, bytes]:
+    def _lacking(self, worker: str, run: Run) -> Mapping[str, bytes]:
         """Return what a member may lack of a program, which it keeps from then on."""
-        package, sent = run.planned.package, self.sent.setdefault(worker, LRU(MOST_SENT, {}))
-        text = b"" if package.program in sent else package.text
-        plans = b"" if package.digest in sent else package.plans
+        planned, sent = run.planned, self.sent.setdefault(worker, LRU(MOST_SENT, {}))
+        lacking = {} if planned.digest in sent else planned.sent
         if run.program.limits.kept_programs:
-            sent[package.program] = sent[package.digest] = None
-        return {"text": text, "plans": plans}
+            sent[planned.digest] = None
+        return lacking
 
     def lacks(self, key: Key, run_id: int, worker: str) -> None:
         """Send the program of a run to a member that has dropped it, and waits for it."""
         run = self.runs.get(key)
         if run is not None and run.run_id == run_id:
-            text, plans = run.planned.package.text, run.planned.package.plans
-            send(self.scheduler, [worker], run.message("dgpu-package", text=text, plans=plans))
+            send(self.scheduler, [worker], run.message("dgpu-program", **run.planned.sent))
 
 
 def _launched(run: Run) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +23,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.again import Tried, with_less
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.plans import Owners, plans
-from dask_dgpu.runtime.program import Launch, Package, Program
+from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.scheduler.states import Stored, block_read, send, worker_with
 from graph_opt.model.cost import Hosts, hosts_of
 from graph_opt.model.layout import dealt
@@ -78,12 +79,15 @@ def host_in(address: str) -> str:
 class Planned:
     """A program as its members get it, for ranks that have its inputs in certain places.
 
-    ``tokens`` are those in the text, joined. ``collectives`` are their plans by the numbers of
-    their results; ``ranks`` are those of all blocks of the results. A program that is ``tried``
-    again was planned with less memory.
+    Each gets what is ``sent`` only once, the program's text and its plans, and then the ``digest``.
+    Functions may have numbers that differ in each call of the same code, or a user may pass them a
+    name: in the text these ``tokens`` have numbers, so equal programs have equal texts.
+    ``collectives`` are their plans by the numbers of their results; ``ranks`` are those of all
+    blocks of the results. A program that is ``tried`` again was planned with less memory.
     """
 
-    package: Package
+    digest: bytes
+    sent: Mapping[str, bytes]
     tokens: bytes
     collectives: Mapping[int, Any]
     ranks: tuple[int, ...]
@@ -100,8 +104,10 @@ class Planned:
         else:
             found = plans(program, owners, size)
         ranks = tuple(rank for _, rank in found.results(program))
-        package, tokens = Package.of(program, found.payload), program.text[1]
-        return cls(package, tokens, found.collectives, ranks, tried)
+        text, tokens = program.text
+        digest = blake2b(found.payload, digest_size=16, key=program.digest).digest()
+        sent = {"text": text, "plans": found.payload}
+        return cls(digest, sent, tokens, found.collectives, ranks, tried)
 
 
 @dataclass(eq=False)
@@ -250,8 +256,7 @@ class Run:
             rank=rank,
             size=len(self.members),
             epoch=self.epoch,
-            program=planned.package.program,
-            digest=planned.package.digest,
+            digest=planned.digest,
             tokens=planned.tokens if tokens is None else tokens,
             names=self.launch.names,
             blocks=blocks,

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from importlib import import_module
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakSet, ref
 
 from distributed.utils import set_thread_state
 from distributed.worker import _worker_cvar
@@ -34,7 +34,7 @@ from dask_dgpu.runtime.failure import IN_PROGRAM
 from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.prepared import Prepared, prepared
-from dask_dgpu.runtime.program import Package, Program, opened
+from dask_dgpu.runtime.program import opened
 from dask_dgpu.runtime.worker.links import Links, accept
 from graph_opt.model.names import label
 
@@ -102,8 +102,8 @@ class Job(Observer):
     ``blocks`` are the inputs, taken ``in_memory`` of the worker or from ``stage`` tasks. ``outs``
     are blocks of the result, with the keys of their ``out`` tasks. A worker that ``holds`` the
     ``gang`` task stores its result. Somebody may have the run ``profiled``. Its values have
-    these ``names``, and its text these ``tokens``; the scheduler sends its ``text`` and ``plans``,
-    each if the worker may lack it, or once it has asked for them. A program out of memory is
+    these ``names``, and its text these ``tokens``. The scheduler sends its ``text`` and ``plans``
+    if the worker may lack them, or once it has asked for them. A program out of memory is
     ``tried`` again.
     """
 
@@ -114,7 +114,6 @@ class Job(Observer):
     rank: int
     size: int
     epoch: str
-    program: bytes
     digest: bytes
     tokens: bytes
     names: Sequence[str]
@@ -134,15 +133,6 @@ class Job(Observer):
     spans: list[Span] = field(default_factory=list)
     details: dict[str, bytes] = field(default_factory=dict)
     steps: int = 0
-
-    @property
-    def package(self) -> Package:
-        """The program, as far as it is sent."""
-        return Package(self.program, self.digest, self.text, self.plans)
-
-    def free_package(self) -> None:
-        """Forget the program, which is opened."""
-        self.text = self.plans = b""
 
     @property
     def report(self) -> dict[str, Any]:
@@ -241,36 +231,26 @@ def _sum(first: float | None, second: float | None) -> float | None:
     return None if first is None or second is None else first + second
 
 
-MOST_PLANS = 4
-"""Number of plans that are kept of one program."""
-
 OPENED = 16
-"""Bytes of an opened and prepared program for each of its package: 10 to 19 were measured."""
+"""Bytes of an opened and prepared program for each byte of its text: 10 to 19 were measured."""
 
 
-@dataclass
-class _Planned:
-    """Plans of a program, the bytes that they take, and what each rank does."""
-
-    plans: Plans
-    nbytes: int
-    prepared: dict[int, Prepared] = field(default_factory=dict)
-
-
-@dataclass
 class _Kept:
-    """A program, opened with these tokens, and its last plans by their digests."""
+    """A program and its plans, opened for the tokens and the rank of the last run."""
 
-    text: bytes
-    tokens: bytes
-    program: Program
-    planned: OrderedDict[bytes, _Planned] = field(default_factory=OrderedDict)
+    def __init__(self, text: bytes, plans: bytes) -> None:
+        self._text = text
+        self._plans: Plans = pickle.loads(plans)
+        self._opened: dict[tuple[bytes, int], Prepared] = {}
+        self.nbytes = OPENED * (len(text) + len(plans))
 
-    def open(self, tokens: bytes) -> None:
-        """Open the program with other tokens: its functions depend on them."""
-        self.tokens, self.program = tokens, opened(self.text, tokens)
-        for each in self.planned.values():
-            each.prepared.clear()
+    def prepared(self, tokens: bytes, rank: int, kind: str) -> Prepared:
+        """Return what a rank does; functions depend on the tokens."""
+        found = self._opened.get((tokens, rank))
+        if found is None:
+            found = prepared(opened(self._text, tokens), self._plans, rank, kind)
+            self._opened = {(tokens, rank): found}
+        return found
 
 
 class Programs:
@@ -282,84 +262,42 @@ class Programs:
     def __init__(self, kind: str = "cpu") -> None:
         self._kind = kind
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self._plans: WeakValueDictionary[bytes, Plans] = WeakValueDictionary()
-
-    def __contains__(self, package: Package) -> bool:
-        kept = self._kept.get(package.program)
-        return kept is not None and package.digest in kept.planned
 
     def __len__(self) -> int:
-        return sum(len(kept.planned) for kept in self._kept.values())
+        return len(self._kept)
 
     @property
     def nbytes(self) -> int:
         """The memory that all programs take, once they are opened."""
-        return sum(each.nbytes for kept in self._kept.values() for each in kept.planned.values())
+        return sum(kept.nbytes for kept in self._kept.values())
 
     def opened(self, job: Job, ask: Callable[[], None]) -> Prepared:
-        """Return what the rank of a job does; ``ask`` for what is neither kept nor sent.
+        """Return what the rank of a job does; ``ask`` for a program that is neither kept nor sent.
 
         Raises
         ------
         GaveUpError
             If the run is given up before the program arrives.
         """
-        package = job.package
-        if package not in self:
-            if self._lacks(package):
+        if job.digest not in self._kept:
+            if not job.text:
                 job.phase = "ask for the program"
                 ask()
                 job.arrived.wait()
-                package = job.package
-            if self._lacks(package):
+            if not job.text:
                 raise GaveUpError("the run was given up")
-            self.add(package, job.tokens)
-        job.free_package()
-        found = self.find(package, job.tokens, job.rank)
+            self._kept[job.digest] = _Kept(job.text, job.plans)
+        job.receive(b"", b"")  # it is opened
+        self._kept.move_to_end(job.digest)
+        found = self._kept[job.digest].prepared(job.tokens, job.rank, self._kind)
         self.shrink(found.program.limits.kept_programs)
         return found
-
-    def _lacks(self, package: Package) -> bool:
-        """Whether a package is not enough to run its program."""
-        return not package.plans or not (package.text or package.program in self._kept)
-
-    def add(self, package: Package, tokens: bytes) -> None:
-        """Keep a program with plans. If it is new, open it with these tokens."""
-        kept = self._kept.get(package.program)
-        if kept is None:
-            program = opened(package.text, tokens)
-            self._kept[package.program] = kept = _Kept(package.text, tokens, program)
-        nbytes = OPENED * (len(kept.text) + len(package.plans))
-        kept.planned[package.digest] = _Planned(self._received(package.plans), nbytes)
-        if len(kept.planned) > MOST_PLANS:
-            kept.planned.popitem(last=False)
-
-    def _received(self, payload: bytes) -> Plans:
-        """Return plans that were sent; programs with equal plans share what is derived of them."""
-        found: Plans = self._plans.get(payload) or pickle.loads(payload)
-        self._plans[payload] = found
-        return found
-
-    def find(self, package: Package, tokens: bytes, rank: int) -> Prepared:
-        """Return what a rank does in a program that is there."""
-        kept = self._kept[package.program]
-        found = kept.planned[package.digest]
-        self._kept.move_to_end(package.program)
-        kept.planned.move_to_end(package.digest)
-        if kept.tokens != tokens:
-            kept.open(tokens)
-        if rank not in found.prepared:
-            found.prepared[rank] = prepared(kept.program, found.plans, rank, self._kind)
-        return found.prepared[rank]
 
     def shrink(self, limit: int) -> None:
         """Forget the programs that were used first, until the others take at most these bytes."""
         nbytes = self.nbytes
         while nbytes > limit:
-            program, kept = next(iter(self._kept.items()))
-            nbytes -= kept.planned.popitem(last=False)[1].nbytes
-            if not kept.planned:
-                del self._kept[program]
+            nbytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 REMEMBERED = 1000

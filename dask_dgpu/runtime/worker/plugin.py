@@ -94,7 +94,7 @@ class GangWorkerPlugin(WorkerPlugin):
         worker.stream_handlers.update(
             {
                 "dgpu-launch": self._launch,
-                "dgpu-package": self._package,
+                "dgpu-program": self._program,
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
@@ -169,7 +169,7 @@ class GangWorkerPlugin(WorkerPlugin):
         self.jobs[job.key, job.run_id] = job
         self.queue.put(partial(self._run, job))
 
-    def _package(self, key: Key, run_id: int, text: bytes, plans: bytes) -> None:
+    def _program(self, key: Key, run_id: int, text: bytes, plans: bytes) -> None:
         job = self.jobs.get((key, run_id))
         if job is not None:
             job.receive(text, plans)
