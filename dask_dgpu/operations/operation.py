@@ -131,6 +131,11 @@ class Shipment:
     source: int
     target: int
 
+    @property
+    def block(self) -> tuple[int, Index]:
+        """The number of the value, and the place of the block."""
+        return self.value, self.index
+
 
 def shipped_to(
     shipments: Iterable[Shipment], values: Sequence[Value], size: int

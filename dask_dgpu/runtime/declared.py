@@ -6,7 +6,7 @@ a part of a reduction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -21,14 +21,16 @@ from graph_opt.model.recipe import Block, Returned
 NUMBERS = DTYPES - {OPAQUE}
 
 
-def known_blocks(program: Program, shipments: Sequence[Shipment]) -> dict[Block, Form]:
-    """Return what shipped blocks are, of those that are known to be as declared."""
+def known_blocks(
+    program: Program, shipments: Iterable[Shipment], container: str
+) -> dict[Block, Form]:
+    """Return what shipped blocks are, of those that are known to be as declared in a container."""
     found = {}
-    for block in {(each.value, each.index): None for each in shipments}:
+    for block in {each.block: None for each in shipments}:
         number, index = block
         returned = _returned(program, block)
         form = None if returned is None else form_of(program.values[number], index, returned)
-        if form is not None:
+        if form is not None and form.container == container:
             found[block] = form
     return found
 

@@ -31,7 +31,7 @@ from dask_dgpu.runtime.prepared import (
 )
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
-from graph_opt.model.layout import CUPY, NUMPY, Index
+from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
 from graph_opt.model.recipe import Block, Call
 
 Array = Any
@@ -291,8 +291,8 @@ class Rank:
     def _bring(self, moves: Sequence[Shipping]) -> None:
         """Move blocks of inputs before their first use."""
         received = ship(moves, self.comm, self.device, self.values, self.names)
-        for each in chain.from_iterable(shipping.out for shipping in moves):
-            del self.values[each.value][each.index]
+        for (number, index), _ in chain.from_iterable(shipping.out for shipping in moves):
+            del self.values[number][index]
         for (number, index), block in received.items():
             self.values[number][index] = block
 
@@ -326,17 +326,18 @@ class Rank:
 
     def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
-        blocks, dtype, replaced = self.values[read.number], read.dtype, []
-        of_numpy = read.value.container == NUMPY
+        value, blocks, replaced = read.value, self.values[read.number], []
+        of_numpy, dtype = value.container == NUMPY, dtype_named(value.dtype)
         for index, block in blocks.items():
             here = (
                 self._on_device(block) if self.on_cuda else of_numpy and type(block) is np.ndarray
             )
-            if here and block.dtype == dtype and block.shape == read.shapes[index]:
+            shape = value.block_shape(index)
+            if here and block.dtype == dtype and block.shape == shape:
                 continue
             # a collective's result may be on the device
-            container = CUPY if self._on_device(block) else read.value.container
-            declared = self.names[read.number], read.value.dtype, read.shapes[index], container
+            container = CUPY if self._on_device(block) else value.container
+            declared = self.names[read.number], value.dtype, shape, container
             replaced.append((index, self.device.to_device(conforming(block, *declared))))
         if replaced:
             originals = dict(blocks)

@@ -142,11 +142,12 @@ def _staying(program: Program, held: Held, size: int) -> Plans:
     for number, value in enumerate(program.inputs):
         placement.put(number, value, values[number].layout)
     collectives: dict[int, Any] = {}
-    for (number, node), spent in zip(program.numbered.items(), program.spent, strict=True):
+    for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         if node.operation is None:
             placement.make(number, node.value, node.reads, node.blocks(), node.once)
             continue
-        inputs = tuple(replace(placement.placed(each), spent=each in spent) for each in node.reads)
+        own = program.made(ending)
+        inputs = tuple(replace(placement.placed(each), spent=each in own) for each in node.reads)
         request = Request(inputs, node.value, node.task, size, program.machine, program.room)
         plan = collectives[number] = _planned(node.operation, request)
         values |= zip(node.reads, inputs, strict=True)

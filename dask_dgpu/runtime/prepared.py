@@ -6,22 +6,20 @@ and functions are looked up here, not while it runs. Values have numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Blocks, Shipment, Value
 from dask_dgpu.runtime.declared import known_blocks
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
-from dask_dgpu.runtime.ship import Form, Shipping
+from dask_dgpu.runtime.ship import NOTHING, Form, Shipping
 from graph_opt.model.cost import Hosts
-from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
+from graph_opt.model.layout import CUPY, NUMPY, Index
 from graph_opt.model.recipe import Block, Call
 
 Together = Callable[[Sequence[Sequence[Any]]], list[Any]]
@@ -52,10 +50,11 @@ class Functions:
         rank, container = here
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
+        moved = [each for each in making.shipments if rank in (each.source, each.target)]
         calls = program.blockworks.calls(number, mine)
         return cls(
             len(node.needs),
-            shippings(making.shipments, rank, partial(known_blocks, program), container),
+            shippings(moved, rank, known_blocks(program, moved, container)),
             calls,
             node.value.container == NUMPY != container,
             node.once or any(call.copied for call in calls.values()),
@@ -79,18 +78,8 @@ class Declared(NamedTuple):
 
     number: int
     value: Value
-    dtype: np.dtype[Any]
-    shapes: Mapping[Index, tuple[int, ...]]
     owned: tuple[Index, ...]
     spent: bool
-
-    @classmethod
-    def of(cls, plans: Plans, number: int, value: Value, rank: int, spent: bool) -> Declared:
-        """Return an input, by its number."""
-        placed = plans.values[number].layout
-        shapes = {index: value.block_shape(index) for index in value.indices()}
-        owned, dtype = placed.owned(rank), dtype_named(value.dtype)
-        return cls(number, value, dtype, shapes, owned, spent)
 
 
 @dataclass(frozen=True)
@@ -107,14 +96,14 @@ class Operating:
 
     @classmethod
     def of(
-        cls, program: Program, plans: Plans, number: int, here: Here, spent: Collection[int]
+        cls, program: Program, plans: Plans, number: int, here: Here, own: Collection[int]
     ) -> Operating:
-        """Return a rank's part of a collective; ``spent`` inputs are its own."""
+        """Return a rank's part of a collective; some inputs are its ``own``."""
         rank, _ = here
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
         inputs = (
-            Declared.of(plans, each, program.values[each], rank, each in spent)
+            Declared(each, program.values[each], plans.values[each].layout.owned(rank), each in own)
             for each in node.reads
         )
         finds = operation.finds_facts is not None and operation.finds_facts(plan)
@@ -137,14 +126,6 @@ class Step(NamedTuple):
     ending: tuple[int, ...]
 
     @property
-    def reads(self) -> set[int]:
-        """The values whose blocks this rank reads or sends."""
-        if isinstance(self.work, Operating):
-            return {each.number for each in self.work.inputs}
-        read = {number for call in self.work.calls.values() for number, _ in call.reads}
-        return read | {each.value for shipping in self.work.shipping for each in shipping.out}
-
-    @property
     def is_recordable(self) -> bool:
         """Whether its launches can be the same at each run.
 
@@ -160,6 +141,18 @@ class Step(NamedTuple):
 
 LEAST_RECORDED = 8
 """Fewer steps are not worth the memory of a recording."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Consecutive steps, which read values from before them.
+
+    They are ``recordable`` if they can be one recording of a GPU.
+    """
+
+    steps: tuple[Step, ...]
+    reads: tuple[int, ...]
+    recordable: bool
 
 
 @dataclass(frozen=True)
@@ -183,74 +176,49 @@ class Prepared:
         return [step for stretch in self.stretches for step in stretch.steps]
 
 
-@dataclass(frozen=True, eq=False)
-class Stretch:
-    """Consecutive steps, ``recordable`` if they can be one recording of a GPU."""
-
-    steps: tuple[Step, ...]
-    recordable: bool
-
-    @cached_property
-    def reads(self) -> tuple[int, ...]:
-        """The values from before it whose blocks its steps use."""
-        reads = dict.fromkeys(number for step in self.steps for number in step.reads)
-        made = {step.number for step in self.steps}
-        return tuple(number for number in reads if number not in made)
-
-
 def shippings(
-    shipments: Sequence[Shipment],
-    rank: int,
-    known: Callable[[Sequence[Shipment]], Mapping[Block, Form]] = lambda _: {},
-    container: str = NUMPY,
+    shipments: Iterable[Shipment], rank: int, known: Mapping[Block, Form] = NOTHING
 ) -> tuple[Shipping, ...]:
-    """Return a rank's part of shipments: of declared blocks in a container, and of all others.
-
-    ``known`` returns those of their blocks that are declared.
-    """
-    mine = [each for each in shipments if rank in (each.source, each.target)]
-    if not mine:
-        return ()
-    declared = {at: each for at, each in known(mine).items() if each.container == container}
-    parts: dict[bool, list[Shipment]] = {True: [], False: []}
-    for each in mine:
-        parts[(each.value, each.index) in declared].append(each)
-    return tuple(
-        Shipping(
-            tuple(each for each in part if each.source == rank),
-            tuple(each for each in part if each.target == rank),
-            declared if is_known else {},
-        )
-        for is_known, part in parts.items()
-        if part
-    )
+    """Return a rank's part of shipments: of blocks with ``known`` forms, and of all others."""
+    found = []
+    for is_known in (True, False):
+        mine = [each for each in shipments if (each.block in known) == is_known]
+        out = tuple((each.block, each.target) for each in mine if each.source == rank)
+        expected = tuple((each.block, each.source) for each in mine if each.target == rank)
+        if out or expected:
+            found.append(Shipping(out, expected, known if is_known else NOTHING))
+    return tuple(found)
 
 
-def _stretches(steps: Sequence[Step]) -> tuple[Stretch, ...]:
-    """Return steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
-    found: list[tuple[bool, list[Step]]] = []
+def _stretches(program: Program, steps: Sequence[Step]) -> Iterator[Stretch]:
+    """Yield steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
+    groups: list[tuple[bool, list[Step]]] = []
     for recordable, group in groupby(steps, key=lambda step: step.is_recordable):
         some = list(group)
         recordable = recordable and len(some) >= LEAST_RECORDED
-        if found and not (recordable or found[-1][0]):
-            found[-1][1].extend(some)
+        if groups and not (recordable or groups[-1][0]):
+            groups[-1][1].extend(some)
         else:
-            found.append((recordable, some))
-    return tuple(Stretch(tuple(some), recordable) for recordable, some in found)
+            groups.append((recordable, some))
+    for recordable, some in groups:
+        made = {step.number for step in some}
+        reads = chain.from_iterable(program.numbered[number].reads for number in made)
+        yield Stretch(
+            tuple(some), tuple(dict.fromkeys(x for x in reads if x not in made)), recordable
+        )
 
 
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
     """Return what a rank does on a kind of device, ``"cpu"`` or ``"cuda"``."""
     container = CUPY if kind == "cuda" else NUMPY
     steps, machine = list[Step](), program.machine
-    nodes = zip(program.numbered.items(), program.ends, program.spent, strict=True)
-    for (number, node), ending, spent in nodes:
+    for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         before = shippings(plans.moves.get(number, ()), rank)
         here = rank, container
         if node.operation is None:
             work: Functions | Operating = Functions.of(program, plans, number, here)
         else:
-            work = Operating.of(program, plans, number, here, spent)
+            work = Operating.of(program, plans, number, here, program.made(ending))
         action = "transfer" if node.operation == "rechunk" else "compute"
         steps.append(Step(number, action, before, work, tuple(ending)))
     results = (
@@ -262,7 +230,7 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
     observed = {each.number: None for work in works if work.finds_facts for each in work.inputs}
     return Prepared(
         program,
-        _stretches(steps),
+        tuple(_stretches(program, steps)),
         tuple(results),
         tuple(number for number in observed if number < len(program.inputs)),
         machine.hosts if machine.two_level(sum(machine.hosts)) else (),

@@ -9,7 +9,7 @@ no data, so it is made once for all graphs of one structure. What differs betwee
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -142,7 +142,7 @@ class Program(Bare):
         """The nodes by the numbers of their values."""
         return dict(enumerate(self.nodes, len(self.inputs)))
 
-    @property
+    @cached_property
     def ends(self) -> list[list[int]]:
         """For each node the values that no later node needs."""
         last = {
@@ -157,10 +157,9 @@ class Program(Bare):
                 found[at].append(number)
         return found
 
-    @property
-    def spent(self) -> list[set[int]]:
-        """For each node the values that end with it, except the program's inputs."""
-        return [{each for each in ending if each >= len(self.inputs)} for ending in self.ends]
+    def made(self, numbers: Iterable[int]) -> set[int]:
+        """Return those of some values that are not inputs: a node may write over them."""
+        return {number for number in numbers if number >= len(self.inputs)}
 
 
 def opened(text: bytes, tokens: bytes) -> Program:

@@ -13,7 +13,8 @@ import io
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from dask_dgpu.errors import UndeclaredTypeError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
-from dask_dgpu.operations.operation import Blocks, Shipment, conforming, container_of
+from dask_dgpu.operations.operation import Blocks, conforming, container_of
 from graph_opt.model.layout import CONTAINERS, NUMPY
 from graph_opt.model.names import label
 from graph_opt.model.recipe import Block
@@ -115,6 +116,9 @@ class Form(NamedTuple):
         return found
 
 
+NOTHING: Mapping[Block, Form] = MappingProxyType({})
+
+
 def _message(block: Array) -> Array:
     """Return an array as a message: transports know no fields."""
     return block if block.dtype.names is None else block.reshape(-1).view(np.uint8)
@@ -127,14 +131,14 @@ def _aligned(dtype: Any, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Shipping:
-    """Shipments of one rank: those that it sends, and those that it receives.
+    """Blocks of one rank with targets, to which it sends them, and those that it receives.
 
-    All blocks are ``known``, by value and place, or none is.
+    All blocks are ``known``, or none is.
     """
 
-    out: tuple[Shipment, ...]
-    expected: tuple[Shipment, ...]
-    known: Mapping[Block, Form] = field(default_factory=dict)
+    out: tuple[tuple[Block, int], ...]
+    expected: tuple[tuple[Block, int], ...]
+    known: Mapping[Block, Form]
 
 
 def ship(
@@ -144,7 +148,7 @@ def ship(
     values: Mapping[int, Blocks],
     names: Sequence[str],
 ) -> dict[Block, Any]:
-    """Send a rank's shipments, and return the received blocks by value and place.
+    """Send a rank's blocks, and return the received ones by value and place.
 
     Errors have the ``names`` of values. Every rank with a part calls this.
     The host waits for the device only if it has to read headers.
@@ -157,13 +161,13 @@ def ship(
     found: dict[Block, Any] = {}
     for shipping in work:
         if shipping.known:
-            found |= _ship_arrays(shipping, comm, device, values, names)
+            found |= _ship_known(shipping, comm, device, values, names)
         else:
             found |= _ship_any(shipping, comm, device, values)
     return found
 
 
-def _ship_arrays(
+def _ship_known(
     shipping: Shipping,
     comm: Comm,
     device: Device,
@@ -173,22 +177,20 @@ def _ship_arrays(
     """Send and receive declared arrays, and parts of reductions."""
     known, receives = shipping.known, []
     found: dict[Block, Any] = {}
-    out = [((each.value, each.index), each.target) for each in shipping.out]
     with device.computing():
-        arrays = {
+        messages = {
             (number, index): known[number, index].packed(
                 values[number][index], names[number], device
             )
-            for number, index in dict.fromkeys(place for place, _ in out)
+            for number, index in dict(shipping.out)
         }
     device.join()  # the other lane sees them
     with device.transferring():
-        for each in shipping.expected:
-            place = each.value, each.index
-            found[place], message = known[place].awaited(device)
-            receives.append((each.source, message))
-        _exchange(comm, [(target, arrays[place]) for place, target in out], receives)
-    device.join()  # before the sent arrays are freed
+        for block, source in shipping.expected:
+            found[block], message = known[block].awaited(device)
+            receives.append((source, message))
+        _exchange(comm, [(target, messages[block]) for block, target in shipping.out], receives)
+    device.join()  # before the messages are freed
     return found
 
 
@@ -208,23 +210,20 @@ def _ship_any(
         return [array for _, array in received]
 
     device.synchronize()
-    packed = [(each.target, *_packed(values[each.value][each.index])) for each in shipping.out]
+    packed = [(target, *_packed(values[n][index])) for (n, index), target in shipping.out]
     headers = exchanged(
         ((target, header) for target, header, _ in packed),
-        ((each.source, HEADER) for each in shipping.expected),
+        ((source, HEADER) for _, source in shipping.expected),
     )
-    opened = [
-        (each, *pickle.loads(device.to_host(header).tobytes()))
-        for each, header in zip(shipping.expected, headers, strict=True)
-    ]
+    opened = [pickle.loads(device.to_host(header).tobytes()) for header in headers]
+    sources = [source for _, source in shipping.expected]
     arrays = exchanged(
         ((target, array) for target, _, arrays in packed for array in arrays),
-        ((each.source, size) for each, sizes, _ in opened for size in sizes),
+        ((at, size) for at, (sizes, _) in zip(sources, opened, strict=True) for size in sizes),
     )
     rest = iter(arrays)
-    return {
-        (each.value, each.index): _Unpacker(text, rest, device).load() for each, _, text in opened
-    }
+    blocks = [_Unpacker(text, rest, device).load() for _, text in opened]
+    return dict(zip((block for block, _ in shipping.expected), blocks, strict=True))
 
 
 def _exchange(

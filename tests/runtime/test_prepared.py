@@ -118,10 +118,10 @@ def test_parts_of_reductions_have_no_header(
     assert shipping
     assert split_every == 2 or all(step.is_recordable for step in steps)
     for others in (each for each in shipping if not each.known):
-        for each in (*others.out, *others.expected):
+        for (value, index), _ in (*others.out, *others.expected):
             # nobody knows what inputs are; scalars and combined moments are not declared
-            unknown = launch.names[each.value].startswith(("moment_combine-", "var-"))
-            assert unknown or not each.index or each.value < len(program.inputs)
+            unknown = launch.names[value].startswith(("moment_combine-", "var-"))
+            assert unknown or not index or value < len(program.inputs)
     blocks = run_evenly(launch, staged, 3).blocks
     whole = da.from_array(A, chunks=A.shape)
     wanted = build(da, build(da, whole)).compute(scheduler="sync")

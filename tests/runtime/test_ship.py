@@ -95,7 +95,7 @@ def test_parts_of_reductions_arrive_as_one_message() -> None:
         mine: dict[int, dict[Any, Any]] = {0: {}, 1: {}}
         for (value, index), block in given.items() if comm.rank == 0 else ():
             mine[value][index] = block
-        shipping = shippings(shipments, comm.rank, lambda _: known)
+        shipping = shippings(shipments, comm.rank, known)
         recorded = RecordingComm(comm)
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger
 
@@ -121,7 +121,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
     block["vals"], block["arg"] = np.arange(6).reshape(2, 1, 3) / 3, 7
 
     def rank(comm: Any) -> Any:
-        shipping = shippings([Shipment(0, (), 0, 1)], comm.rank, lambda _: {(0, ()): FIELDS})
+        shipping = shippings([Shipment(0, (), 0, 1)], comm.rank, {(0, ()): FIELDS})
         recorded = RecordingComm(comm)
         mine = {0: {(): block} if comm.rank == 0 else {}}
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
@@ -155,7 +155,7 @@ def test_values_with_their_places_arrive_as_one_message(order: Any) -> None:
 def test_other_parts_than_declared_are_refused(
     block: Any, form: Form, error: type[Exception]
 ) -> None:
-    shipping = shippings([Shipment(0, (), 0, 1)], 0, lambda _: {(0, ()): form})
+    shipping = shippings([Shipment(0, (), 0, 1)], 0, {(0, ()): form})
     with pytest.raises(error):
         run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(): block}}, NAMES))
 
@@ -167,7 +167,7 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
 
     def rank(comm: Any) -> tuple[Any, int]:
         mine = {0: {(0,): value} if comm.rank == 1 else {}, 1: {(0,): {"any": "thing"}}}
-        shipping = shippings(shipments, comm.rank, lambda _: {(0, (0,)): form})
+        shipping = shippings(shipments, comm.rank, {(0, (0,)): form})
         recorded = RecordingComm(comm)
         return ship(shipping, recorded, HostDevice(), mine, NAMES), recorded.ledger.bytes_sent
 
@@ -190,9 +190,7 @@ def test_declared_arrays_arrive_without_headers(value: Any) -> None:
     ],
 )
 def test_what_is_not_as_declared_is_refused(block: Any, error: type[Exception]) -> None:
-    shipping = shippings(
-        [Shipment(0, (0,), 0, 1)], 0, lambda _: {(0, (0,)): Form.of_array("float64", (2,))}
-    )
+    shipping = shippings([Shipment(0, (0,), 0, 1)], 0, {(0, (0,)): Form.of_array("float64", (2,))})
     with pytest.raises(error, match="a block of x is declared"):
         run_local(1, lambda comm: ship(shipping, comm, HostDevice(), {0: {(0,): block}}, NAMES))
 
@@ -221,8 +219,8 @@ def test_functions_that_return_arrays() -> None:
 def test_ranks_without_shipments_have_no_part() -> None:
     shipments = [Shipment(0, (0,), 1, 0)]
     assert [shippings(shipments, rank) for rank in range(3)] == [
-        (Shipping((), (shipments[0],)),),
-        (Shipping((shipments[0],), ()),),
+        (Shipping((), (((0, (0,)), 1),), {}),),
+        (Shipping((((0, (0,)), 0),), (), {}),),
         (),
     ]
     assert HEADER >= 512
