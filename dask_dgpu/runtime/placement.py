@@ -110,16 +110,11 @@ class Placement:
         """
         sources = [self._blocks[each] for each in inputs]
         joins = len(needs) <= 1 or any(len(needs) < len(each) for each in sources)
-        self._values[number], self._blocks[number] = (
-            value,
-            {
-                index: _Block(
-                    number, index, value.nbytes(index), [sources[at][n] for at, n in blocks]
-                )
-                for index, blocks in needs.items()
-            },
-        )
-        blocks = self._blocks[number].values()
+        found = {
+            index: _Block(number, index, value.nbytes(index), [sources[at][n] for at, n in reads])
+            for index, reads in needs.items()
+        }
+        self._values[number], self._blocks[number], blocks = value, found, found.values()
         for block in blocks:
             self._choose(block, joins=joins, once=once)
         for block in blocks:

@@ -20,7 +20,7 @@ import cloudpickle
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.operations.operation import Node, Value
 from graph_opt.dask_graph.plain import Plain
-from graph_opt.model.cost import Hosts, Machine
+from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Index
 from graph_opt.model.names import numbered, restored
 from graph_opt.model.piece import Wanted, label_of
@@ -116,12 +116,6 @@ class Program(Bare):
         """What plans depend on: the program without functions and limits of time."""
         return Program(self.inputs, self.nodes, self.outputs, self.machine, room=self.room)
 
-    def on_hosts(self, hosts: Hosts) -> Program:
-        """Return the program for ranks on these hosts; on one host it is this one."""
-        if hosts == self.machine.hosts:
-            return self
-        return replace(self, machine=replace(self.machine, hosts=hosts))
-
     @cached_property
     def values(self) -> tuple[Value, ...]:
         """All values in order."""
@@ -206,11 +200,3 @@ class Launch:
     def outputs(self) -> Wanted:
         """The names of the results, and the wanted blocks of each."""
         return tuple((self.names[number], blocks) for number, blocks in self.program.outputs)
-
-    def named(self, staged: Sequence[list[Any]]) -> dict[Key, Any]:
-        """Return the blocks of the inputs by their keys in Dask."""
-        return {
-            (name, *index): block
-            for name, places, given in zip(self.names, self.program.places, staged, strict=False)
-            for index, block in zip(places, given, strict=True)
-        }

@@ -83,7 +83,14 @@ def gang(launch: Launch, *staged: list[Any]) -> Any:
             if plain is None:
                 raise
             warnings.warn(f"dask_dgpu left a gang to Dask: {error}", stacklevel=2)
-        return plain.blocks(launch.named(staged))
+        arrays = zip(launch.names, launch.program.places, staged, strict=False)
+        return plain.blocks(
+            {
+                (name, *index): block
+                for name, places, blocks in arrays
+                for index, block in zip(places, blocks, strict=True)
+            }
+        )
     plugin, key = here
     return plugin.run_gang(key, launch, staged)
 

@@ -30,7 +30,6 @@ from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial, wraps
 from hashlib import md5
-from itertools import chain
 from math import isnan
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -312,31 +311,3 @@ def _is_special(name: str, layer: Any) -> bool:
     """Whether a layer has annotations or caches, or depends on settings and may warn: a rechunk."""
     plain = type(layer) in (Blockwise, MaterializedLayer) and layer.annotations is None
     return not plain or name.startswith("rechunk")
-
-
-@cache
-def joining(blockwise: Function) -> Function:
-    """Wrap Dask's ``blockwise`` so that it declares as many blocks as it makes.
-
-    Dask joins the blocks of an axis of length 1, as a selection leaves them, to broadcast it. It
-    still declares all: results have the block twice, or lack it.
-    """
-
-    @wraps(blockwise)
-    def build(*args: Any, **kwargs: Any) -> Any:
-        pairs = list(zip(args[2::2], args[3::2], strict=False))
-        kinds = [(ind, getattr(x, "chunks", None)) for x, ind in pairs]
-        if kwargs.get("align_arrays", True) and any(each != kinds[0] for each in kinds):
-            pairs = [(_joined(x) if ind is not None else x, ind) for x, ind in pairs]
-        return blockwise(*args[:2], *chain.from_iterable(pairs), **kwargs)
-
-    return build
-
-
-def _joined(array: Any) -> Any:
-    """Return an array with one block along each axis of length 1."""
-    if not isinstance(array, Array):
-        return array
-    sizes = enumerate(array.chunks)
-    axes = {axis: 1 for axis, each in sizes if len(each) > 1 and sum(each) == 1}
-    return array.rechunk(axes) if axes else array

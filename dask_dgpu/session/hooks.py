@@ -24,8 +24,9 @@ from dask_dgpu.array.reductions.call import Method, is_number, reduced
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
 from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.session.building import joining, replaying
+from dask_dgpu.session.building import replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
+from dask_dgpu.session.joining import joining
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
 from graph_opt.dask_graph.parse import CONTRACTIONS

@@ -12,14 +12,13 @@ the same at each call. In one process without workers, tasks share them, as in D
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
 from graph_opt.dask_graph.functions import is_stateless
-from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task, TaskRef
+from graph_opt.dask_graph.internals import Alias, GraphNode, Task, TaskRef
 from graph_opt.model.recipe import Call
 
 Array = Any
@@ -40,7 +39,7 @@ def bound(node: Any, names: Sequence[Key], *, copies: bool = False) -> Call:
         function = partial(function, **node.kwargs)
     if [*map(_block, arguments)] == [*names]:
         return Call(function)
-    return Call(function, arguments=Arguments.of(arguments, names))
+    return Call(function, arguments=partial(_given, arguments, names))
 
 
 def names_of(node: GraphNode) -> tuple[Key, ...]:
@@ -60,6 +59,15 @@ def _evaluated(node: Any, names: Sequence[Key], *blocks: Array) -> Any:
     return known[node.key] if isinstance(node, TaskRef) else node(known)
 
 
+def _given(arguments: Sequence[Any], names: Sequence[Key], blocks: Sequence[Array]) -> list[Any]:
+    """Return the arguments of a task for these blocks."""
+    known = dict(zip(names, blocks, strict=True))
+    return [
+        known[x.key] if type(x) is TaskRef else x(known) if isinstance(x, GraphNode) else x
+        for x in arguments
+    ]
+
+
 def _is_node(argument: Any) -> bool:
     return isinstance(argument, GraphNode | TaskRef)
 
@@ -69,42 +77,3 @@ def _block(argument: Any) -> Any:
     if isinstance(argument, TaskRef):
         return argument.key
     return argument.target if isinstance(argument, Alias) else None
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of a task, from blocks with these ``names``.
-
-    Some are ``fixed``. ``blocks`` are the numbers of arguments that are blocks, and the numbers of
-    these; ``nodes`` are the numbers of arguments that Dask evaluates.
-    """
-
-    names: Sequence[Key]
-    fixed: tuple[Any, ...]
-    blocks: tuple[tuple[int, int], ...]
-    nodes: tuple[tuple[int, GraphNode], ...]
-
-    @classmethod
-    def of(cls, arguments: Sequence[Any], names: Sequence[Key]) -> Arguments:
-        """Return the arguments of a task."""
-        places = {name: at for at, name in enumerate(names)}
-        blocks, nodes, fixed = list[tuple[int, int]](), list[tuple[int, GraphNode]](), [*arguments]
-        for at, each in enumerate(arguments):
-            if isinstance(each, DataNode):
-                fixed[at] = each.value
-            elif (name := _block(each)) is not None:
-                blocks.append((at, places[name]))
-            elif isinstance(each, GraphNode):
-                nodes.append((at, each))
-        return cls(names, tuple(fixed), tuple(blocks), tuple(nodes))
-
-    def __call__(self, blocks: Sequence[Array]) -> list[Any]:
-        """Return the arguments for these blocks."""
-        found = [*self.fixed]
-        for at, block in self.blocks:
-            found[at] = blocks[block]
-        if self.nodes:
-            known = dict(zip(self.names, blocks, strict=True))
-            for at, node in self.nodes:
-                found[at] = node(known)
-        return found

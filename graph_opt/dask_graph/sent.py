@@ -41,14 +41,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.layout import Bare
-from graph_opt.model.names import (
-    as_parameter,
-    joined,
-    numbered,
-    parted,
-    restored,
-    varies,
-)
+from graph_opt.model.names import as_parameter, numbered, parted, restored, varies
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +124,7 @@ class SentGraph(HighLevelGraph):
 
     def restored(self, data: bytes) -> bytes:
         """Return pickled data about this graph with real tokens instead of numbered ones."""
-        pieces, numbers = parted(data)
-        return joined(pieces, map(_Tokens(self.tokens).__getitem__, numbers))
+        return restored(data, self.tokens)
 
     def _opened(self, text: bytes, *, blank: bool = False) -> tuple[HighLevelGraph, list[Key]]:
         layers, needed, keys = opened(text, self.arrays, blank=blank)
@@ -143,7 +135,7 @@ class SentGraph(HighLevelGraph):
     def __getattr__(self, name: str) -> Any:
         if name not in HighLevelGraph.__annotations__ or "layers" in vars(self):
             raise AttributeError(name)
-        vars(self).update(vars(self._opened(restored(self.text, self.tokens))[0]))
+        vars(self).update(vars(self._opened(self.restored(self.text))[0]))
         return getattr(self, name)
 
     def __reduce__(self) -> Any:
@@ -301,17 +293,6 @@ class _Unpickler(pickle.Unpickler):
         if self._blank and len(facts) == 2:  # of a counted array also a hash
             return Block((name, *facts))
         return self._known[name]
-
-
-class _Tokens(dict[bytes, bytes]):
-    """The tokens of a graph by their numbers; a new token stands for all of them."""
-
-    def __init__(self, tokens: bytes) -> None:
-        super().__init__((b"%032x" % at, each) for at, each in enumerate(tokens.split()))
-        self._all = tokens
-
-    def __missing__(self, token: bytes) -> bytes:
-        return blake2b(token + self._all, digest_size=16).hexdigest().encode()
 
 
 def _check_size(array: Array) -> None:

@@ -21,6 +21,7 @@ import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -83,10 +84,16 @@ def numbered(text: bytes) -> tuple[bytes, bytes]:
 
 
 def restored(text: bytes, tokens: bytes) -> bytes:
-    """Return data that :func:`numbered` has returned, with these tokens."""
-    pieces, numbers = parted(text)
-    real = tokens.split()
-    return joined(pieces, [real[int(number, 16)] for number in numbers])
+    """Return data about what :func:`numbered` has returned, with these tokens.
+
+    A further token, as in the name of a gang, becomes another for other tokens.
+    """
+    pieces, found = parted(text)
+    real = {b"%032x" % at: token for at, token in enumerate(tokens.split())}
+    for token in found:
+        if token not in real:
+            real[token] = blake2b(token + tokens, digest_size=16).hexdigest().encode()
+    return joined(pieces, map(real.__getitem__, found))
 
 
 def parted(text: bytes) -> tuple[list[bytes], list[bytes]]:

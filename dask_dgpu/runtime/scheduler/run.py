@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from itertools import count
@@ -98,7 +98,9 @@ class Planned:
         cls, launch: Launch, hosts: Hosts, owners: Owners, size: int, *, less: bool = False
     ) -> Planned:
         """Plan a program, with ``less`` memory for its second run; may take seconds."""
-        program, tried = launch.program.on_hosts(hosts), None
+        program, tried = launch.program, None
+        if hosts != program.machine.hosts:
+            program = replace(program, machine=replace(program.machine, hosts=hosts))
         if less:
             found, tried = with_less(program, launch.title, owners, size)
         else:
