@@ -10,7 +10,6 @@ import numpy as np
 from dask_dgpu.algorithms.pencil_fft.plan import PencilPlan, plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import (
     RankedPencil,
-    buffers,
     cost,
     peak,
     pencil_fft_rank,
@@ -140,5 +139,4 @@ FFT = Operation(
     run=_run,
     cost=_cost,
     flops=attrgetter("ranked.plan.flops"),
-    buffers=lambda part: buffers(part.ranked),
 )

@@ -272,8 +272,6 @@ class Operation:
     - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
     - ``repeats(plan)`` says whether ``run`` has the same launches for all blocks, so a GPU may
       record them; by default so. It has not if the host reads results, or waits for other ranks.
-    - ``buffers(plan)`` returns the bytes of a rank's message buffers; a host keeps small ones until
-      the program ends.
     """
 
     plan: Callable[[Request], Plan]
@@ -284,7 +282,6 @@ class Operation:
     flops: Callable[[Plan], float] | None = None
     finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None
-    buffers: Callable[[Plan], int] | None = None
 
 
 def value_of(node: ArrayNode, blocks: tuple[Index, ...]) -> Value:

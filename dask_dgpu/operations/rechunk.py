@@ -89,5 +89,4 @@ RECHUNK = Operation(
     layout=attrgetter("plan.target"),
     run=_run,
     cost=_cost,
-    buffers=lambda rechunk: workspace(rechunk.plan),
 )

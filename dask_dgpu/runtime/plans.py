@@ -10,11 +10,10 @@ order, the places for which the optimizer has planned.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -77,11 +76,6 @@ class Plans(Bare):
             for number, blocks in program.outputs
             for index in blocks
         ]
-
-    @cached_property
-    def payload(self) -> bytes:
-        """The plans as ranks get them, pickled once."""
-        return pickle.dumps(self)
 
 
 def plans(program: Program, owners: Owners, size: int) -> Plans:
@@ -214,7 +208,7 @@ def peak(
         if node.operation is not None:
             arrays = nbytes[[*{*node.reads, number}]].sum(axis=0).max()
             workspace = max(buffers, costs[number].peak_bytes - int(arrays))
-            buffers = max(buffers, _kept(node.operation, planned.collectives[number]))
+            buffers = max(buffers, workspace if workspace <= KEPT_BYTES else 0)
         elif number in beside:
             at_once = min(threads, planned.makings[number].most_blocks)
             temporary = beside[number].temporary * _largest_block(program, node)
@@ -234,13 +228,6 @@ def _bytes(program: Program, planned: Plans, size: int) -> NDArray[np.int64]:
             for rank in ranks:
                 found[number][rank] += value.nbytes(index)
     return np.array(found, np.int64)
-
-
-def _kept(operation: str, plan: Any) -> int:
-    """Return the bytes of message buffers that a host keeps after a collective."""
-    buffers = OPERATIONS[operation].buffers
-    found = 0 if buffers is None else buffers(plan)
-    return found if found <= KEPT_BYTES else 0
 
 
 def _largest_block(program: Program, node: Node) -> int:

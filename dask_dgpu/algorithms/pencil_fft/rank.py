@@ -219,11 +219,6 @@ def peak(ranked: RankedPencil) -> int:
     return int(np.max(most))
 
 
-def buffers(ranked: RankedPencil) -> int:
-    """Return the bytes of the largest message buffers of a rank."""
-    return max((workspace(move) for move in ranked.moves if move is not None), default=0)
-
-
 def received(ranked: RankedPencil) -> list[int]:
     """Return the bytes that each rank receives from others."""
     moved = (traffic(move).sum(axis=0) for move in ranked.moves if move is not None)

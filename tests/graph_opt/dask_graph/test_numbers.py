@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graph_opt.dask_graph.sent import opened, pickled
-from graph_opt.model.names import TYPES, Parameter, as_parameter, number, varies
+from graph_opt.model.tokens import TYPES, Parameter, as_parameter, number, varies
 from tests.graph_opt.dask_graph.test_texts import form, held
 
 X = held(np.arange(35.0).reshape(7, 5))
