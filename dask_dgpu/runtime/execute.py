@@ -371,7 +371,7 @@ class Rank:
             read_by = [(call, read(call)) for _, call in batch]
             try:
                 with observer.calling():
-                    given = [call.given(blocks) for call, blocks in read_by]
+                    given = [call.arguments(blocks) for call, blocks in read_by]
                     if together is None or len(batch) == 1:
                         made = [batch[0][1].function(*given[0])]
                     else:

@@ -161,14 +161,11 @@ class _Pickler(pickle.Pickler):
         lasts = kind in LASTING or (kind is FunctionType and "<" not in obj.__qualname__)
         if ((lasts or isinstance(obj, type)) and is_of_module(obj)) or is_constant(obj):
             return NotImplemented
-        if kind is FunctionType and is_known(obj) and _is_code_alone(obj):
+        state = kind is FunctionType and (obj.__closure__, obj.__defaults__, obj.__kwdefaults__)
+        # Dask gives ``blockwise`` a new ``lambda c: 1`` each time
+        if state == (None, None, None) and is_known(obj):
             return _function, (marshal.dumps(obj.__code__), obj.__module__)
         raise pickle.PicklingError(f"expected a constant, got a {type(obj).__name__}")
-
-
-def _is_code_alone(function: FunctionType) -> bool:
-    """Whether a function is its code: Dask gives ``blockwise`` a new ``lambda c: 1`` each time."""
-    return not (function.__closure__ or function.__defaults__ or function.__kwdefaults__)
 
 
 def _function(code: bytes, module: str) -> FunctionType:
@@ -268,8 +265,7 @@ class _LayersPickler(Pickler):
     """
 
     def __init__(self, varying: Sequence[str | float]) -> None:
-        self.file = io.BytesIO()
-        super().__init__(self.file, own={Blockwise: _state_of})
+        super().__init__(own={Blockwise: _state_of})
         self.varying = {each: at for at, each in enumerate(varying)}
         self.found: set[Any] = set()
         self.shared: list[Any] = []

@@ -32,11 +32,14 @@ def bound(node: Any, names: Sequence[Key], *, copies: bool = False) -> Call:
     """
     if copies and not is_stateless(node):
         return Call(partial(_copied, cloudpickle.dumps(node), names), copied=True)
-    if not isinstance(node, Task) or any(map(_is_node, node.kwargs.values())):
+    kwargs = getattr(node, "kwargs", {})
+    if not isinstance(node, Task) or any(
+        isinstance(x, GraphNode | TaskRef) for x in kwargs.values()
+    ):
         return Call(partial(_evaluated, node, names))
     function, arguments = node.func, node.args
-    if node.kwargs:
-        function = partial(function, **node.kwargs)
+    if kwargs:
+        function = partial(function, **kwargs)
     if [*map(_block, arguments)] == [*names]:
         return Call(function)
     return Call(function, arguments=partial(_given, arguments, names))
@@ -66,10 +69,6 @@ def _given(arguments: Sequence[Any], names: Sequence[Key], blocks: Sequence[Arra
         known[x.key] if type(x) is TaskRef else x(known) if isinstance(x, GraphNode) else x
         for x in arguments
     ]
-
-
-def _is_node(argument: Any) -> bool:
-    return isinstance(argument, GraphNode | TaskRef)
 
 
 def _block(argument: Any) -> Any:

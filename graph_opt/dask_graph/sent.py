@@ -51,6 +51,7 @@ T = TypeVar("T")
 Function = Callable[..., Any]
 Reduction = tuple[Any, ...]
 """What ``__reduce__`` returns."""
+Reduce = Callable[[Any], Reduction]
 
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -102,7 +103,9 @@ class SentGraph(HighLevelGraph):
         ------
         IncomparableError
             If the graph is large, holds data, layers of other kinds or classes that cannot be
-            imported, or if a requested key is not of one of its layers.
+            imported.
+        KeyError
+            If a requested key is not of one of its layers.
         """
         for name, layer in graph.layers.items():
             if type(layer) not in COMPARABLE:
@@ -168,17 +171,15 @@ def sending(original: Function, optimizers: type) -> Function:
 
 
 def pickled(
-    value: Any,
-    known: Mapping[Any, Any] = NOTHING,
-    own: Mapping[type, Callable[[Any], Reduction]] = NOTHING,
+    value: Any, known: Mapping[Any, Any] = NOTHING, own: Mapping[type, Reduce] = NOTHING
 ) -> bytes:
     """Pickle a graph, or what is made of it, so that equal graphs have equal bytes.
 
     Objects that are ``known`` are pickled as their names. ``own`` are further reductions by type.
     """
-    file = io.BytesIO()
-    Pickler(file, known, own).dump(value)
-    return file.getvalue()
+    pickler = Pickler(known, own)
+    pickler.dump(value)
+    return pickler.file.getvalue()
 
 
 def opened(data: bytes, known: Mapping[Any, Any] | Sequence[Any], *, blank: bool = False) -> Any:
@@ -243,12 +244,10 @@ class Pickler(cloudpickle.CloudPickler):
     """Writes what :func:`pickled` returns."""
 
     def __init__(
-        self,
-        file: io.BytesIO,
-        known: Mapping[Any, Any] = NOTHING,
-        own: Mapping[type, Callable[[Any], Reduction]] = NOTHING,
+        self, known: Mapping[Any, Any] = NOTHING, own: Mapping[type, Reduce] = NOTHING
     ) -> None:
-        super().__init__(file, protocol=5)
+        self.file = io.BytesIO()
+        super().__init__(self.file, protocol=5)
         self._names = {id(each): name for name, each in known.items()}
         self._reduced = {**_REDUCED, **own}
 
@@ -305,8 +304,6 @@ def _ordered(keys: Iterable[Key], numbers: Mapping[str, int]) -> list[Key]:
 
     def place(key: Key) -> tuple[int, tuple[int, ...]]:
         name, *index = key if isinstance(key, tuple) else (key,)
-        if name not in numbers:
-            raise IncomparableError(f"expected a key of a layer, got {key!r}")
         return numbers[name], tuple(index)
 
     return sorted(keys, key=place)
@@ -360,7 +357,7 @@ def _state(layer: Layer) -> dict[str, Any]:
     return state | {"_cached_keys": None} if "_cached_keys" in state else state
 
 
-_REDUCED: dict[type, Callable[[Any], Reduction]] = {
+_REDUCED: dict[type, Reduce] = {
     Alias: Alias.__reduce__,
     ArrayOverlapLayer: _reduced_layer,
     Block: lambda block: (_kept, block.reference),

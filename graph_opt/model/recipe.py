@@ -25,16 +25,12 @@ class Call(NamedTuple):
 
     function: Callable[..., Any]
     reads: tuple[Block, ...] = ()
-    arguments: Callable[[Sequence[Array]], Sequence[Any]] | None = None
+    arguments: Callable[[Sequence[Array]], Sequence[Any]] = list
     copied: bool = False
-
-    def given(self, blocks: Sequence[Array]) -> Sequence[Any]:
-        """Return what the function is called with."""
-        return blocks if self.arguments is None else self.arguments(blocks)
 
     def __call__(self, *blocks: Array) -> Any:
         """Return the result for these blocks."""
-        return self.function(*self.given(blocks))
+        return self.function(*self.arguments(blocks))
 
 
 class Returned(NamedTuple):
