@@ -20,9 +20,8 @@ from harness import Report, finished, fresh, options
 from process_harness import run_ranks, slowest
 
 import dask_dgpu as dgpu
-from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, plan_jacobi
-from dask_dgpu.algorithms.jacobi.rank import jacobi_rank
-from dask_dgpu.algorithms.stencil.plan import even_tiles
+from dask_dgpu.algorithms.stencil.jacobi import jacobi_rank
+from dask_dgpu.algorithms.stencil.plan import JacobiTask, SweepPlan, even_tiles, plan_sweeps
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -77,7 +76,7 @@ QUICK = Sizes(n=64, steps=40, numpy_steps=4, repetitions=1)
 
 def task_of(steps: int) -> JacobiTask:
     """Return a task that takes all its sweeps."""
-    return JacobiTask(DTYPE, 1.0, (0.0, 0.0), steps, 1e-300)
+    return JacobiTask.of(DTYPE, 1.0, (0.0, 0.0), steps, 1e-300)
 
 
 def shared_memory(report: Report, sizes: Sizes) -> dict[str, list[float]]:
@@ -130,7 +129,7 @@ def _sweep(u: Array, out: Array, rhs: Array) -> None:
 def by_threads(u0: Array, rhs: Array, steps: int) -> Array:
     """Run the gang's program on threads: the same kernel on shared memory."""
     plan = _plan(u0.shape[0], THREADS, steps)
-    cuts = plan.sweeps.tiles.cuts[0]
+    cuts = plan.tiles.cuts[0]
 
     def rank_program(comm: Comm) -> Array:
         mine = slice(cuts[comm.rank], cuts[comm.rank + 1])
@@ -140,9 +139,9 @@ def by_threads(u0: Array, rhs: Array, steps: int) -> Array:
     return run_local(THREADS, rank_program, limit=TIMEOUT)
 
 
-def _plan(n: int, size: int, steps: int) -> JacobiPlan:
+def _plan(n: int, size: int, steps: int) -> SweepPlan:
     tiles = even_tiles((n, n), (size, 1))
-    return plan_jacobi(tiles, tiles, task_of(steps), size, HOST)
+    return plan_sweeps(tiles, task_of(steps), size, HOST, added=tiles)
 
 
 def rank_program(report: Report, sizes: Sizes, shared: float) -> None:
@@ -162,11 +161,11 @@ def _iterate(comm: Comm, sizes: Sizes) -> tuple[list[float], int]:
         u0, rhs = rng.random((2, *tiles.block_shape(tiles.owned(rank)[0])))
         comm.barrier()
         start = time.perf_counter()
-        plan = plan_jacobi(tiles, tiles, task_of(sizes.steps), RANKS, HOST)
-        (index,) = plan.sweeps.source.owned(rank)
+        plan = plan_sweeps(tiles, task_of(sizes.steps), RANKS, HOST, added=tiles)
+        (index,) = plan.source.owned(rank)
         jacobi_rank(plan, comm, device, {index: u0}, {index: rhs})
         seconds.append(time.perf_counter() - start)
-    return seconds[1:], plan.sweeps.steps
+    return seconds[1:], plan.steps
 
 
 def end_to_end(report: Report, sizes: Sizes, shared: float) -> None:

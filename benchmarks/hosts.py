@@ -150,7 +150,7 @@ def stencil(n: int, iterations: int) -> Case:
         return _request([even_tiles((n, n), _mesh(size))], "float64", task, machine, size)
 
     def traffic(sweeps: Any) -> Any:
-        return halo_traffic(sweeps.plan.halo) * -(-iterations // sweeps.plan.steps)
+        return halo_traffic(sweeps.halo) * -(-iterations // sweeps.steps)
 
     return Case(f"{iterations} sweeps over {n} x {n} float64", "stencil", request, traffic)
 

@@ -25,8 +25,8 @@ import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
 
-from dask_dgpu.algorithms.jacobi.plan import JacobiTask
-from dask_dgpu.algorithms.jacobi.rank import CONVERGED, Outcome, scale_of, verdict
+from dask_dgpu.algorithms.stencil.jacobi import CONVERGED, Outcome, scale_of, verdict
+from dask_dgpu.algorithms.stencil.plan import JacobiTask
 from dask_dgpu.arguments import as_array, integer, positive
 from dask_dgpu.array.stencil import (
     boundaries,
@@ -38,7 +38,6 @@ from dask_dgpu.array.stencil import (
 )
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.kernels.stencil import neighbours_mean
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.internals import Task
@@ -169,7 +168,7 @@ def jacobi(
     if not math.prod(first.shape):
         raise ValueError(f"expected u0 with elements, got the shape {first.shape}")
     dtype = working_dtype(np.result_type(first.dtype, right.dtype), ())
-    task = JacobiTask(
+    task = JacobiTask.of(
         dtype.name,
         _distance(dx, first.ndim, dtype),
         boundaries(boundary, first.ndim, dtype),
@@ -235,13 +234,12 @@ def _recorded(name: str, dask_scheduler: Scheduler) -> Any:
 
 def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
     """Iterate by plain Dask: some sweeps, then a residual, and so on."""
-    taps = neighbours_mean(task.ndim)
-    u = thick(u0, taps)
+    u = thick(u0, task.taps)
     added = (rhs * np.dtype(task.dtype).type(-task.damping)).rechunk(u.chunks, method="tasks")
     u, added = persist(u, map_blocks(_beside, added, u, dtype=u.dtype, meta=added._meta))
 
     def sweep(x: Array) -> Array:
-        return swept(x, taps, task.boundary, added)
+        return swept(x, task.taps, task.boundary, added)
 
     zero = u.map_blocks(np.zeros_like, dtype=u.dtype, meta=u._meta)
     scale = scale_of(task, float(_change(zero, sweep(zero)).compute()))
@@ -253,7 +251,7 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
         reason = verdict(task, done, history[-1][1], history[0][1])
         if reason is not None:
             break
-        sweeps = min(SWEEPS, task.max_iterations - done)
+        sweeps = min(SWEEPS, task.iterations - done)
         for _ in range(sweeps):
             u = sweep(u)
         done += sweeps

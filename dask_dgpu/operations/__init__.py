@@ -1,9 +1,9 @@
-"""The operations that gangs compute, one file each.
+"""The operations that gangs compute.
 
 All other modules read the table :data:`OPERATIONS`.
 """
 
-from dask_dgpu.operations import contract, conv2d, fft, jacobi, matmul, overlap, rechunk, stencil
+from dask_dgpu.operations import contract, conv2d, fft, matmul, overlap, rechunk, stencil
 from dask_dgpu.operations import sum as sum_
 from dask_dgpu.operations.operation import Cost, Operation
 
@@ -14,7 +14,7 @@ OPERATIONS: dict[str, Operation] = {
     "fft": fft.FFT,
     "overlap": overlap.OVERLAP,
     "stencil": stencil.STENCIL,
-    "jacobi": jacobi.JACOBI,
+    "jacobi": stencil.JACOBI,
     "sum": sum_.SUM,
     "conv2d": conv2d.CONV2D,
 }

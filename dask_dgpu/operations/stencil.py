@@ -1,79 +1,54 @@
-"""Stencils, applied once or again and again."""
+"""Stencils, applied once or again and again, and Jacobi's iteration, a stencil with an end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from operator import attrgetter
-from typing import cast
 
 from dask_dgpu.algorithms.halo.plan import traffic
-from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, cost, peak, plan_sweeps
+from dask_dgpu.algorithms.stencil.jacobi import jacobi_rank
+from dask_dgpu.algorithms.stencil.plan import SweepPlan, cost, peak, plan_sweeps
 from dask_dgpu.algorithms.stencil.rank import stencil_rank
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request
+from dask_dgpu.operations.operation import Cost, Operation, Request
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import counted
 
 
-@dataclass(frozen=True)
-class Sweeps:
-    """A plan, and how many sweeps there are."""
-
-    plan: SweepPlan
-    iterations: int
-
-
-def _plan(request: Request) -> Sweeps:
-    (source,), task = request.inputs, cast(StencilTask, request.task)
-    plan = plan_sweeps(
-        source.layout,
-        task.dtype,
-        task.taps,
-        task.boundary,
-        task.iterations,
-        request.size,
-        request.machine,
-        room=request.room,
-    )
-    return Sweeps(plan, task.iterations)
+def _plan(request: Request) -> SweepPlan:
+    source, *others = (each.layout for each in request.inputs)
+    added = others[0] if others else None
+    limits = request.size, request.machine
+    return plan_sweeps(source, request.task, *limits, added=added, room=request.room)
 
 
-def _run(
-    sweeps: Sweeps, comm: Comm, device: Device, blocks: Blocks, *, progress: Progress
-) -> Blocks:
-    return stencil_rank(sweeps.plan, sweeps.iterations, comm, device, blocks, progress)
-
-
-def _cost(sweeps: Sweeps, machine: Machine) -> Cost:
-    plan = sweeps.plan
-    return Cost(
-        seconds=cost(plan, sweeps.iterations, machine),
-        moved_bytes=moved_bytes(plan, sweeps.iterations),
-        peak_bytes=peak(plan),
-        text=describe(plan),
-        details=(("steps", plan.steps), ("tiles", plan.tiles.grid)),
-    )
-
-
-def _flops(sweeps: Sweeps) -> float:
-    plan = sweeps.plan
-    elements = int(plan.source.shares(plan.size, 1).sum())
-    return 2 * len(plan.taps.weights) * elements * sweeps.iterations
-
-
-def moved_bytes(plan: SweepPlan, iterations: int) -> int:
-    """Return the bytes that the busiest rank receives in all exchanges."""
+def _cost(plan: SweepPlan, machine: Machine) -> Cost:
     received = int(traffic(plan.halo).sum(axis=0).max())
-    return received * -(-iterations // plan.steps)
-
-
-def describe(plan: SweepPlan) -> str:
-    """Return a plan in a few words."""
     tiles = "blocks" if plan.into is None else f"tiles {plan.tiles.grid}"
-    return f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
+    text = f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
+    details: tuple[tuple[str, object], ...] = ("steps", plan.steps), ("tiles", plan.tiles.grid)
+    if plan.added is not None:
+        text += f", a residual every {plan.every * plan.steps}"
+        details += (("every", plan.every),)
+    return Cost(
+        seconds=cost(plan, machine),
+        moved_bytes=received * -(-plan.task.iterations // plan.steps),
+        peak_bytes=peak(plan),
+        text=text,
+        details=details,
+    )
+
+
+def _flops(plan: SweepPlan) -> float:
+    elements = int(plan.source.shares(plan.size, 1).sum())
+    return plan.task.operations * elements * plan.task.iterations
 
 
 STENCIL = Operation(
-    plan=_plan, layout=attrgetter("plan.source"), run=_run, cost=_cost, flops=_flops
+    plan=_plan, layout=attrgetter("source"), run=stencil_rank, cost=_cost, flops=_flops
+)
+JACOBI = replace(
+    STENCIL,
+    run=jacobi_rank,  # with its outcome, the detail of the run
+    flops=None,
+    repeats=lambda plan: False,  # the host reads residuals
 )

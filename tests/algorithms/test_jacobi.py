@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.halo.plan import traffic
-from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask, cost, peak, plan_jacobi
-from dask_dgpu.algorithms.jacobi.rank import Outcome, jacobi_rank
-from dask_dgpu.algorithms.stencil.plan import even_tiles
+from dask_dgpu.algorithms.stencil import jacobi
+from dask_dgpu.algorithms.stencil.jacobi import Outcome, jacobi_rank
+from dask_dgpu.algorithms.stencil.plan import (
+    JacobiTask,
+    SweepPlan,
+    cost,
+    even_tiles,
+    peak,
+    plan_sweeps,
+)
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device.host import HostDevice
@@ -30,9 +37,10 @@ from tests.support.reference.jacobi import jacobi_reference
 Array = Any
 
 
-def run(plan: JacobiPlan, u0: Array, rhs: Array) -> tuple[Array, Outcome, list[Ledger]]:
+def run(plan: SweepPlan, u0: Array, rhs: Array) -> tuple[Array, Outcome, list[Ledger]]:
     """Iterate on ranks that are threads."""
-    first, right = blocks_of(u0, plan.sweeps.source), blocks_of(rhs, plan.rhs)
+    assert plan.added is not None
+    first, right = blocks_of(u0, plan.source), blocks_of(rhs, plan.added)
 
     def rank_program(comm: Comm) -> tuple[Blocks, Outcome, Ledger]:
         recording = RecordingComm(comm)
@@ -40,23 +48,23 @@ def run(plan: JacobiPlan, u0: Array, rhs: Array) -> tuple[Array, Outcome, list[L
             plan,
             recording,
             HostDevice(),
-            {index: first[index] for index in plan.sweeps.source.owned(comm.rank)},
-            {index: right[index] for index in plan.rhs.owned(comm.rank)},
+            {index: first[index] for index in plan.source.owned(comm.rank)},
+            {index: right[index] for index in plan.added.owned(comm.rank)},
         )
         return made, outcome, recording.ledger
 
-    results = run_local(plan.sweeps.size, rank_program)
+    results = run_local(plan.size, rank_program)
     result = np.empty_like(u0)
     for made, _, _ in results:
         for index, block in made.items():
-            blocks_of(result, plan.sweeps.source)[index][...] = block
+            blocks_of(result, plan.source)[index][...] = block
     assert len({repr(outcome) for _, outcome, _ in results}) == 1  # nan is unlike itself
     return result, results[0][1], [ledger for _, _, ledger in results]
 
 
-def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) -> JacobiPlan:
+def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) -> SweepPlan:
     tiles = even_tiles(shape, (size, *(1,) * (len(shape) - 1)))
-    return replace(plan_jacobi(tiles, tiles, task, size, HOST), **more)
+    return replace(plan_sweeps(tiles, task, size, HOST, added=tiles), **more)
 
 
 @pytest.mark.parametrize("shape", [(13,), (9, 11), (5, 6, 4), (3, 4, 3, 2)])
@@ -66,7 +74,7 @@ def plan_of(task: JacobiTask, shape: tuple[int, ...], size: int, **more: Any) ->
 )
 def test_converges_to_the_direct_solution(shape: tuple[int, ...], edge: float, size: int) -> None:
     rhs, dx = random(shape, "float64", 4), 0.25
-    task = JacobiTask("float64", dx, (edge,) * len(shape), 100_000, 1e-10)
+    task = JacobiTask.of("float64", dx, (edge,) * len(shape), 100_000, 1e-10)
     u, outcome, _ = run(plan_of(task, shape, size), np.zeros(shape), rhs)
     assert outcome.reason == "converged"
     assert outcome.history[-1][1] <= task.tol
@@ -85,16 +93,16 @@ def test_equals_the_reference(data: st.DataObject, size: int) -> None:
     )
     dtype = data.draw(st.sampled_from(["float32", "float64", "complex64", "complex128"]))
     iterations = data.draw(st.integers(0, 30))
-    task = JacobiTask(dtype, 0.5, boundary, iterations, 1e-3)
+    task = JacobiTask.of(dtype, 0.5, boundary, iterations, 1e-3)
     owners = st.integers(0, size - 1)
     source, rhs_source = data.draw(layouts(shape, owners)), data.draw(layouts(shape, owners))
     machine = data.draw(st.sampled_from([HOST, CUDA]))
-    plan = plan_jacobi(source, rhs_source, task, size, machine)
-    plan = replace(plan, sweeps=replace(plan.sweeps, steps=data.draw(st.integers(1, 4))))
+    plan = plan_sweeps(source, task, size, machine, added=rhs_source)
+    plan = replace(plan, steps=data.draw(st.integers(1, 4)))
     u0, rhs = random(shape, dtype, 1), random(shape, dtype, 2)
     u, outcome, _ = run(plan, u0, rhs)
     count, residual = outcome.history[-1]
-    alike, known = jacobi_reference(replace(task, max_iterations=count, tol=-1.0), u0, rhs)
+    alike, known = jacobi_reference(replace(task, iterations=count, tol=-1.0), u0, rhs)
     eps = float(np.finfo(dtype).eps)
     np.testing.assert_allclose(u, alike, rtol=0, atol=60 * eps * (count + 1))
     wanted = dict(known.history)
@@ -106,7 +114,7 @@ def test_equals_the_reference(data: st.DataObject, size: int) -> None:
 
 
 def test_residuals_never_grow() -> None:
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), 3000, 1e-9)
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), 3000, 1e-9)
     _, outcome, _ = run(plan_of(task, (24, 20), 3, every=1), *random((2, 24, 20), "float64", 5))
     counts, residuals = np.array(outcome.history).T
     assert outcome.reason == "converged"
@@ -118,9 +126,9 @@ def test_residuals_never_grow() -> None:
 @pytest.mark.parametrize("every", [1, 3])
 def test_residuals_cost_one_all_reduce_each(every: int) -> None:
     shape, steps, rounds = (24, 20), 4, 12
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), steps * rounds, 0.0)
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), steps * rounds, 0.0)
     plan = plan_of(task, shape, 2, every=every)
-    plan = replace(plan, sweeps=replace(plan.sweeps, steps=steps))
+    plan = replace(plan, steps=steps)
     _, outcome, ledgers = run(plan, *random((2, *shape), "float64", 6))
     assert outcome.reason == "max_iterations"
     asked = rounds // every
@@ -134,14 +142,14 @@ def test_residuals_cost_one_all_reduce_each(every: int) -> None:
         assert ledger.calls["all_reduce"] == asked + 3
         # and the right-hand side has ghost cells once
         assert ledger.calls["exchange"] == rounds + 3 + 1
-        surface = sum(traffic(plan.sweeps.halo)[rank])
+        surface = sum(traffic(plan.halo)[rank])
         assert ledger.bytes_sent - surface * (rounds + 4) <= 8 * 2 * (asked + 3)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
 @pytest.mark.parametrize("where", ["u0", "rhs"])
 def test_what_is_not_finite_ends_at_once(bad: float, where: str) -> None:
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), 10_000, 1e-6)
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), 10_000, 1e-6)
     arrays = {"u0": np.zeros((9, 8)), "rhs": np.ones((9, 8))}
     arrays[where][4, 4] = bad
     with np.errstate(all="ignore"):
@@ -151,25 +159,25 @@ def test_what_is_not_finite_ends_at_once(bad: float, where: str) -> None:
 
 
 def test_a_singular_problem_without_a_solution_is_not_converged() -> None:
-    task = JacobiTask("float64", 1.0, ("periodic", "reflect"), 2000, 1e-6)
+    task = JacobiTask.of("float64", 1.0, ("periodic", "reflect"), 2000, 1e-6)
     _, outcome, _ = run(plan_of(task, (8, 9), 2), np.zeros((8, 9)), np.ones((8, 9)))
     assert outcome.reason == "max_iterations"
     assert outcome.history[-1][1] == pytest.approx(1.0)
 
 
 def test_nothing_to_do() -> None:
-    task = JacobiTask("float64", 1.0, (0.0,), 100, 1e-6)
+    task = JacobiTask.of("float64", 1.0, (0.0,), 100, 1e-6)
     u, outcome, _ = run(plan_of(task, (12,), 2), np.zeros(12), np.zeros(12))
     assert outcome == Outcome("converged", ((0, 0.0),))
     np.testing.assert_array_equal(u, 0)
-    task = replace(task, max_iterations=0)
+    task = replace(task, iterations=0)
     _, outcome, _ = run(plan_of(task, (12,), 2), np.ones(12), np.zeros(12))
     assert outcome.reason == "max_iterations"
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_it_is_over_soon_however_many_sweeps_are_allowed(size: int) -> None:
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), 10**9, 1e-8)
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), 10**9, 1e-8)
     plan = plan_of(task, (12, 10), size)
     _, outcome, _ = run(plan, *random((2, 12, 10), "float64", 7))
     assert outcome.reason == "converged"
@@ -183,17 +191,15 @@ def test_it_is_over_soon_however_many_sweeps_are_allowed(size: int) -> None:
 
 def test_a_look_that_was_too_hopeful_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual that ends the iteration is recomputed, and it goes on if that is large."""
-    from dask_dgpu.algorithms.jacobi import rank
-
-    original, lies = rank._Run._read, []
+    original, lies = jacobi._Run._read, []
 
     def hopeful(self: Any, done: int, sums: Any) -> bool:
         over = original(self, done, sums)
         lies.append(not over)
         return True
 
-    monkeypatch.setattr(rank._Run, "_read", hopeful)
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), 5000, 1e-8)
+    monkeypatch.setattr(jacobi._Run, "_read", hopeful)
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), 5000, 1e-8)
     _, outcome, _ = run(plan_of(task, (12, 10), 2, every=1), *random((2, 12, 10), "float64", 7))
     assert any(lies)
     assert outcome.reason == "converged"
@@ -203,20 +209,20 @@ def test_a_look_that_was_too_hopeful_is_not_believed(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("machine", [HOST, CUDA])
 def test_the_plan_of_a_large_grid(machine: Any) -> None:
     tiles = even_tiles((2048, 2048), (2, 2))
-    task = JacobiTask("float64", 1.0, (0.0, 0.0), 1000, 1e-6)
-    plan = plan_jacobi(tiles, tiles, task, 4, machine)
-    assert plan.sweeps.steps > 1
-    assert plan.rhs_into is None
+    task = JacobiTask.of("float64", 1.0, (0.0, 0.0), 1000, 1e-6)
+    plan = plan_sweeps(tiles, task, 4, machine, added=tiles)
+    assert plan.steps > 1
+    assert plan.added_into is None
     assert cost(plan, machine) > 0
     assert peak(plan) > 4 * 8 * 1024**2
-    assert plan.every * plan.sweeps.steps <= 100
+    assert plan.every * plan.steps <= 100
 
 
 def test_a_right_hand_side_elsewhere_is_moved() -> None:
-    task = JacobiTask("float64", 1.0, (0.0,), 50, 1e-12)
+    task = JacobiTask.of("float64", 1.0, (0.0,), 50, 1e-12)
     here, there = Layout(((0, 5, 11),), (0, 1)), Layout(((0, 5, 11),), (1, 0))
-    plan = plan_jacobi(here, there, task, 2, HOST)
-    assert plan.rhs_into is not None
+    plan = plan_sweeps(here, task, 2, HOST, added=there)
+    assert plan.added_into is not None
     u0, rhs = random((11,), "float64", 0), random((11,), "float64", 1)
     u, _, _ = run(plan, u0, rhs)
     alike, _ = jacobi_reference(replace(task, tol=-1.0), u0, rhs)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from dask_dgpu.algorithms.halo.plan import traffic
 from dask_dgpu.algorithms.stencil import rank
 from dask_dgpu.algorithms.stencil.plan import (
+    StencilTask,
     SweepPlan,
     cost,
     even_tiles,
@@ -47,17 +48,15 @@ BOUNDARIES = ["periodic", "reflect", "mirror", "nearest", 0.0, 1.5]
 DTYPES = ["float32", "float64", "complex64", "complex128"]
 
 
-def run(
-    plan: SweepPlan, iterations: int, whole: Array, device: Any = HostDevice
-) -> tuple[Array, list[Ledger]]:
+def run(plan: SweepPlan, whole: Array, device: Any = HostDevice) -> tuple[Array, list[Ledger]]:
     """Sweep an array on ranks that are threads."""
-    every = blocks_of(whole, plan.source)
+    every, iterations = blocks_of(whole, plan.source), plan.task.iterations
 
     def rank_program(comm: Comm) -> tuple[Blocks, Ledger]:
         recording, seen = RecordingComm(comm), []
         mine = {index: every[index] for index in plan.source.owned(comm.rank)}
         made = stencil_rank(
-            plan, iterations, recording, made_by(), mine, lambda *step: seen.append(step)
+            plan, recording, made_by(), mine, progress=lambda *step: seen.append(step)
         )
         assert set(made) == set(mine)
         assert len(seen) == -(-iterations // plan.steps)
@@ -93,11 +92,10 @@ def random(shape: tuple[int, ...], dtype: str, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class Problem:
-    """An array, a plan, and how often it is swept."""
+    """An array and a plan."""
 
     whole: Array
     plan: SweepPlan
-    iterations: int
 
 
 @st.composite
@@ -116,8 +114,9 @@ def problems(draw: st.DrawFn) -> Problem:
     weights[np.abs(weights) < draw(st.sampled_from([0.0, 0.5]))] = 0
     boundary = tuple(draw(st.sampled_from(BOUNDARIES)) for _ in shape)
     dtype, steps = draw(st.sampled_from(DTYPES)), draw(st.integers(1, 4))
-    plan = SweepPlan(source, tiles, dtype, Taps.of(weights), boundary, steps, size)
-    return Problem(random(shape, dtype, draw(st.integers(0, 9))), plan, draw(st.integers(0, 12)))
+    task = StencilTask(dtype, Taps.of(weights), boundary, draw(st.integers(0, 12)))
+    plan = SweepPlan(source, tiles, task, size, steps)
+    return Problem(random(shape, dtype, draw(st.integers(0, 9))), plan)
 
 
 class SeveralAtOnce(HostDevice):
@@ -200,10 +199,11 @@ def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
 @examples(200)
 @given(problem=problems())
 def test_equals_the_reference(device: type[HostDevice], problem: Problem) -> None:
-    plan, iterations = problem.plan, problem.iterations
-    result, ledgers = run(plan, iterations, problem.whole, device)
-    wanted = stencil_reference(problem.whole, plan.taps, plan.boundary, iterations)
-    close(result, wanted, plan.taps, iterations)
+    plan, task = problem.plan, problem.plan.task
+    taps, iterations = task.taps, task.iterations
+    result, ledgers = run(plan, problem.whole, device)
+    wanted = stencil_reference(problem.whole, taps, task.boundary, iterations)
+    close(result, wanted, taps, iterations)
     if plan.tiles == plan.source:
         rounds, table = -(-iterations // plan.steps), traffic(plan.halo)
         for rank, ledger in enumerate(ledgers):
@@ -223,7 +223,8 @@ def test_equals_scipy(data: st.DataObject, dtype: str, size: int) -> None:
     taps = Taps.of(weights)
     source = data.draw(layouts(shape, st.integers(0, size - 1)))
     machine = data.draw(st.sampled_from([HOST, CUDA]))
-    plan = plan_sweeps(source, dtype, taps, (boundary,) * ndim, iterations, size, machine)
+    task = StencilTask(dtype, taps, (boundary,) * ndim, iterations)
+    plan = plan_sweeps(source, task, size, machine)
     whole = random(shape, dtype, 0)
     wanted = whole.astype("float64")
     for _ in range(iterations):
@@ -231,21 +232,24 @@ def test_equals_scipy(data: st.DataObject, dtype: str, size: int) -> None:
             wanted = scipy.ndimage.correlate(wanted, weights, mode=SCIPY[boundary])
         else:
             wanted = scipy.ndimage.correlate(wanted, weights, mode="constant", cval=boundary)
-    result, _ = run(plan, iterations, whole)
+    result, _ = run(plan, whole)
     close(result, wanted, taps, iterations)
 
 
-def even_plan(n: int, mesh: tuple[int, int], weights: Array, steps: int, edge: Any) -> SweepPlan:
+def even_plan(
+    n: int, mesh: tuple[int, int], weights: Array, steps: int, edge: Any, iterations: int = 1
+) -> SweepPlan:
     tiles = even_tiles((n, n), mesh)
-    return SweepPlan(tiles, tiles, "float64", Taps.of(weights), (edge, edge), steps, prod(mesh))
+    task = StencilTask("float64", Taps.of(weights), (edge, edge), iterations)
+    return SweepPlan(tiles, tiles, task, prod(mesh), steps)
 
 
 @pytest.mark.parametrize("weights", [LAPLACIAN_5PT, LAPLACIAN_9PT], ids=["5pt", "9pt"])
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_messages_are_divided_by_the_sweeps_of_an_exchange(weights: Array, steps: int) -> None:
     iterations, n = 8, 36
-    plan = even_plan(n, (3, 3), 0.1 * weights, steps, "periodic")
-    _, ledgers = run(plan, iterations, random((n, n), "float64", 1))
+    plan = even_plan(n, (3, 3), 0.1 * weights, steps, "periodic", iterations)
+    _, ledgers = run(plan, random((n, n), "float64", 1))
     neighbours = 4 if steps == 1 and Taps.of(weights).star else 8
     side = n // 3
     surface = 4 * side * steps + (4 * steps**2 if neighbours == 8 else 0)
@@ -287,20 +291,20 @@ def test_passes_make_every_cell_of_a_sweep_once(
 
 
 def test_bands_and_whole_arrays_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = even_plan(60, (2, 1), 0.1 * LAPLACIAN_9PT, 6, 0.5)
+    plan = even_plan(60, (2, 1), 0.1 * LAPLACIAN_9PT, 6, 0.5, 12)
     whole = random((60, 60), "float64", 2)
-    wide, _ = run(plan, 12, whole)
+    wide, _ = run(plan, whole)
     monkeypatch.setattr("dask_dgpu.kernels.stencil.CACHE_BYTES", 1)
-    narrow, _ = run(plan, 12, whole)
+    narrow, _ = run(plan, whole)
     np.testing.assert_array_equal(wide, narrow)
 
 
 def test_values_that_are_not_numbers_stay_where_they_belong() -> None:
     whole = np.zeros((12, 12))
     whole[5, 5] = np.nan
-    plan = even_plan(12, (2, 2), LAPLACIAN_5PT, 2, 0.0)
-    result, _ = run(plan, 2, whole)
-    wanted = stencil_reference(whole, plan.taps, plan.boundary, 2)
+    plan = even_plan(12, (2, 2), LAPLACIAN_5PT, 2, 0.0, 2)
+    result, _ = run(plan, whole)
+    wanted = stencil_reference(whole, plan.task.taps, plan.task.boundary, 2)
     np.testing.assert_array_equal(np.isnan(result), np.isnan(wanted))
     assert 1 < np.isnan(result).sum() < 16
 
@@ -312,8 +316,10 @@ class TestChoice:
 
     def choose(self, source: Layout, iterations: int, machine: Any = HOST) -> SweepPlan:
         size = max(source.owners) + 1
-        edges = (0.0, 0.0)
-        return plan_sweeps(source, "float64", self.taps, edges, iterations, size, machine)
+        return plan_sweeps(source, self.task(iterations), size, machine)
+
+    def task(self, iterations: int) -> StencilTask:
+        return StencilTask("float64", self.taps, (0.0, 0.0), iterations)
 
     def test_one_sweep_moves_nothing_but_ghost_cells(self) -> None:
         source = Layout((tuple(range(0, 2049, 256)),) * 2, dealt(64, 4))
@@ -333,24 +339,24 @@ class TestChoice:
         source = even_tiles((2048, 2048), (2, 2))
         plan = self.choose(source, 1000)
         assert plan.tiles == source
-        assert cost(plan, 1000, HOST) < cost(replace(plan, steps=1), 1000, HOST)
+        assert cost(plan, HOST) < cost(replace(plan, steps=1), HOST)
         assert peak(plan) > 3 * 8 * 1024**2
 
     def test_what_does_not_fit_is_made_smaller(self) -> None:
         source = even_tiles((512, 512), (2, 2))
-        edges = (0.0, 0.0)
-        rich = plan_sweeps(source, "float64", self.taps, edges, 1000, 4, HOST)
+        rich = plan_sweeps(source, self.task(1000), 4, HOST)
         room = peak(rich) - 1
-        poor = plan_sweeps(source, "float64", self.taps, edges, 1000, 4, HOST, room=room)
+        poor = plan_sweeps(source, self.task(1000), 4, HOST, room=room)
         assert poor.steps < rich.steps
         assert peak(poor) <= room
 
     @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7])
     def test_any_number_of_ranks(self, size: int) -> None:
         source = Layout(((0, 3, 40), (0, 17, 30)), (0, size - 1, 0, 0))
-        plan = plan_sweeps(source, "float32", self.taps, (0.0, 0.0), 100, size, HOST)
+        task = StencilTask("float32", self.taps, (0.0, 0.0), 100)
+        plan = plan_sweeps(source, task, size, HOST)
         whole = random((40, 30), "float32", 3)
-        small = replace(plan, taps=Taps.of(0.1 * LAPLACIAN_5PT))
-        result, _ = run(small, 7, whole)
+        small = replace(task, taps=Taps.of(0.1 * LAPLACIAN_5PT), iterations=7)
+        result, _ = run(replace(plan, task=small), whole)
         wanted = stencil_reference(whole.astype("float64"), small.taps, small.boundary, 7)
         close(result, wanted, small.taps, 7)

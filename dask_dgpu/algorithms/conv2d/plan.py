@@ -14,7 +14,6 @@ from dask_dgpu.algorithms.redistribute import plan as redistribute
 from dask_dgpu.algorithms.redistribute.plan import (
     Ints,
     RedistributePlan,
-    check_owners,
     plan_redistribute,
 )
 from graph_opt.model.cost import TALL, Machine
@@ -166,15 +165,9 @@ def plan_conv2d(
 ) -> Conv2dPlan:
     """Plan a convolution; the plan is the same on every rank.
 
-    ``tiles`` divide the blocks of ``result``. ``limit`` is that of a redistribution.
-
-    Raises
-    ------
-    ValueError
-        If an owner is no rank, or a block that is read has no owner.
+    ``tiles`` divide the blocks of ``result``. ``limit`` is that of a redistribution. A ValueError
+    says that a block that is read has no owner.
     """
-    for name, layout in (("x", x), ("weight", weight), ("tiles", tiles)):
-        check_owners(name, layout, size)
     under = convolution.windows(tiles.cuts, x.shape)
     windows = GatherPlan(x, dtype, size, windows=under, owners=(-1,) * len(tiles.owners))
     direct = _direct(windows, tiles)

@@ -9,8 +9,8 @@
     |         |         |    ---->    |b 0 0 0 0 1| |0 1 1 1 1 b|
     |_________|_________|             |b b b b b b| |b b b b b b|
 
-``depth`` has a pair (before, after) for each axis. ``boundary`` is for each axis ``None`` or
-``"none"``, ``"periodic"``, ``"reflect"`` (with the edge, as in Dask and ``scipy.ndimage``),
+``depth`` has a pair (before, after) for each axis. ``boundary`` is for each axis ``None``,
+``"periodic"``, ``"reflect"`` (with the edge, as in Dask and ``scipy.ndimage``),
 ``"mirror"`` (without the edge), ``"nearest"`` or a number. Without a boundary, extended blocks
 end at the end of the array. ``plan.target`` is the layout of the extended blocks, each on the
 rank of its block.

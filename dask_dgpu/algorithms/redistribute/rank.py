@@ -107,7 +107,7 @@ def once_per_rank(function: Callable[[P, int], R]) -> Callable[[P, int], R]:
 
     @wraps(function)
     def cached(plan: P, rank: int) -> R:
-        known: dict[int, R] = vars(plan).setdefault("_scheduled", {})
+        known: dict[int, R] = vars(plan).setdefault(f"{function.__name__} by rank", {})
         if rank not in known:
             known[rank] = function(plan, rank)
         return known[rank]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
-from typing import NamedTuple
+from math import ceil, prod
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,9 @@ from dask_dgpu.algorithms.halo.plan import workspace as message_bytes
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from dask_dgpu.algorithms.redistribute.plan import cost as move_cost
 from dask_dgpu.algorithms.redistribute.plan import workspace as move_bytes
-from dask_dgpu.kernels.stencil import Region, Taps
+from dask_dgpu.kernels.stencil import Region, Taps, neighbours_mean
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Bare, Cuts, Index, Layout, even_spans
+from graph_opt.model.layout import Bare, Index, Layout, Span, even_spans
 
 Regions = list[Region]
 """The region of each sweep of a pass."""
@@ -76,54 +76,49 @@ def passes_of(tiles: Mapping[Index, Tile], sweeps: int, *, first: int, others: i
 
 @dataclass(frozen=True)
 class Side:
-    """A tile along one axis, in positions of the array.
+    """A tile along one axis of some ``length``, in positions of the array.
 
     ::
 
-            first   start          stop   last
-              |rim|...|______________|......|        with ghost cells of neighbours on both
-                  low                      high      sides, and a rim beyond the array
+            start          stop
+        |rim|...|______________|......|        with ghost cells of neighbours on both
+              within the array                 sides, and a rim beyond the array
 
-    ``low`` and ``high`` are within an array that is not periodic. There is a rim if the tile or its
-    ghost cells reach the end of the axis. ``length`` is that of the axis; it ``wraps`` if it is
-    periodic. A sweep reads ``reach`` elements around each.
+    There are ghost cells for so many ``sweeps``, each of which reads ``reach`` elements around
+    each, and a rim if these reach the end of an axis that does not wrap, as a periodic one does.
     """
 
     start: int
     stop: int
-    low: int
-    high: int
-    first: int
-    last: int
     length: int
     wraps: bool
     reach: int
+    sweeps: int
 
-    @classmethod
-    def of(cls, cuts: Cuts, at: int, sweeps: int, reach: int, wraps: bool) -> Side:
-        """Return the tile ``at`` of an axis, with ghost cells for some sweeps."""
-        start, stop, length = cuts[at], cuts[at + 1], cuts[-1]
-        low, high = start - sweeps * reach, stop + sweeps * reach
-        if wraps:
-            return cls(start, stop, low, high, low, high, length, wraps, reach)
-        first = -reach if low < 0 else low
-        last = length + reach if high > length else high
-        low, high = max(0, low), min(length, high)
-        return cls(start, stop, low, high, first, last, length, wraps, reach)
+    def within(self, sweeps: int) -> Span:
+        """Return the tile with ghost cells for some sweeps, without those beyond the array."""
+        start, stop = self.start - sweeps * self.reach, self.stop + sweeps * self.reach
+        return (start, stop) if self.wraps else (max(0, start), min(self.length, stop))
+
+    @cached_property
+    def stored(self) -> Span:
+        """The tile with all ghost cells and rims."""
+        start, stop = self.within(self.sweeps)
+        ghosts = 0 if self.wraps else self.sweeps * self.reach
+        before, after = self.start < ghosts, self.stop + ghosts > self.length
+        return start - before * self.reach, stop + after * self.reach
 
     def grown(self, sweeps: int) -> slice:
         """Return the tile with ghost cells for some sweeps, in positions of its storage."""
-        start, stop = self.start - sweeps * self.reach, self.stop + sweeps * self.reach
-        if not self.wraps:
-            start, stop = max(0, start), min(self.length, stop)
-        return slice(start - self.first, stop - self.first)
+        start, stop = self.within(sweeps)
+        return slice(start - self.stored[0], stop - self.stored[0])
 
     def early(self, done: int, left: int) -> slice:
         """Return the part of ``grown(left)`` that needs no ghost cells in ``done`` sweeps."""
-        whole, margin = self.grown(left), done * self.reach
-        start = self.start + (margin if self.wraps or self.start else 0) - self.first
-        inner = self.stop - (margin if self.wraps or self.stop < self.length else 0) - self.first
-        return slice(min(start, whole.stop), max(min(start, whole.stop), inner))
+        whole, margin, first = self.grown(left), done * self.reach, self.stored[0]
+        start = self.start + (margin if self.wraps or self.start else 0) - first
+        stop = self.stop - (margin if self.wraps or self.stop < self.length else 0) - first
+        return slice(min(start, whole.stop), max(min(start, whole.stop), stop))
 
 
 @dataclass(frozen=True)
@@ -135,17 +130,18 @@ class Tile:
     @property
     def shape(self) -> tuple[int, ...]:
         """Lengths of its storage."""
-        return tuple(side.last - side.first for side in self.sides)
+        return tuple(last - first for first, last in (side.stored for side in self.sides))
 
     @property
     def extended(self) -> Region:
         """The tile and its exchanged ghost cells."""
-        return tuple(slice(s.low - s.first, s.high - s.first) for s in self.sides)
+        return tuple(side.grown(side.sweeps) for side in self.sides)
 
     @property
     def rims(self) -> tuple[tuple[int, int], ...]:
         """Widths of the rims beyond the array."""
-        return tuple((s.low - s.first, s.last - s.high) for s in self.sides)
+        pairs = zip(self.extended, self.shape, strict=True)
+        return tuple((along.start, length - along.stop) for along, length in pairs)
 
     @property
     def inside(self) -> Region:
@@ -189,20 +185,30 @@ CALL_SECONDS = 2e-5
 MOST_BLOCKS = 1 << 14
 """Layouts with more blocks are always redistributed."""
 
+CHECK_SHARE = 0.02
+"""Maximum share of the time for residuals."""
+
+LEAST_ROUNDS = 30
+"""Minimum number of exchanges of all iterations of Jacobi's: it ends only after one."""
+
+LEAST_SHARE = 500
+"""The pause between residuals is at least this fraction of the exchanges so far."""
+
 
 @dataclass(frozen=True)
 class StencilTask:
-    """A stencil with boundaries, and the number of its applications."""
+    """A stencil, and the number of its applications.
+
+    ``boundary`` is ``"periodic"``, ``"reflect"``, ``"mirror"``, ``"nearest"`` or a constant for
+    each axis. The dtype is float32, float64, complex64 or complex128.
+    """
+
+    operation: ClassVar[str] = "stencil"
 
     dtype: str
     taps: Taps
     boundary: tuple[Boundary, ...]
     iterations: int
-
-    @property
-    def operation(self) -> str:
-        """The name of the operation."""
-        return "stencil"
 
     @property
     def operations(self) -> int:
@@ -216,76 +222,107 @@ class StencilTask:
 
 
 @dataclass(frozen=True)
-class SweepPlan(Bare):
-    """Sweeps of an array on ``size`` ranks.
+class JacobiTask(StencilTask):
+    """The equation of Jacobi's iteration, and the criteria for its end.
 
-    Parameters
-    ----------
-    source : Layout
-        The layout of the blocks, before and after.
-    tiles : Layout
-        The layout during the sweeps, of the same shape.
-    dtype : str
-        float32, float64, complex64 or complex128.
-    taps : Taps
-        The stencil.
-    boundary : tuple of str or number
-        For each axis ``"periodic"``, ``"reflect"``, ``"mirror"``, ``"nearest"`` or a constant.
-    steps : int
-        Sweeps between two exchanges.
-    size : int
-        Number of ranks.
+    ``dx`` is the grid spacing, ``tol`` the maximum residual relative to that of u = 0.
+    """
+
+    operation: ClassVar[str] = "jacobi"
+
+    dx: float
+    tol: float
+
+    @classmethod
+    def of(
+        cls, dtype: str, dx: float, boundary: tuple[Boundary, ...], iterations: int, tol: float
+    ) -> JacobiTask:
+        """Return the task on a grid with as many axes as boundaries."""
+        return cls(dtype, neighbours_mean(len(boundary)), boundary, iterations, dx, tol)
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of a sweep for each element."""
+        return super().operations + 1
+
+    @property
+    def damping(self) -> float:
+        """The change of u in a sweep divided by the residual."""
+        return self.dx**2 / (2 * len(self.boundary))
+
+
+@dataclass(frozen=True)
+class SweepPlan(Bare):
+    """Sweeps of an array on ``size`` ranks, with so many ``steps`` between two exchanges.
+
+    ``source`` is the layout of the blocks before and after, ``tiles`` that during the sweeps.
+    Jacobi's iteration adds an array with the layout ``added`` in each sweep, and has ``every``
+    exchanges or more between two residuals.
     """
 
     source: Layout
     tiles: Layout
-    dtype: str
-    taps: Taps
-    boundary: tuple[Boundary, ...]
-    steps: int
+    task: StencilTask
     size: int
+    steps: int = 1
+    added: Layout | None = None
+    every: int = 1
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return np.dtype(self.dtype).itemsize
+        return np.dtype(self.task.dtype).itemsize
+
+    @property
+    def arrays(self) -> int:
+        """Number of arrays that a sweep reads or writes."""
+        return 2 if self.added is None else 3
 
     @cached_property
     def halo(self) -> HaloPlan:
         """The exchange of ghost cells within the array, or around a periodic array."""
-        tiles = self.tiles
+        tiles, taps = self.tiles, self.task.taps
         return plan_halo(
             tiles,
-            self.dtype,
-            tuple((self.steps * reach,) * 2 for reach in self.taps.radius),
-            tuple(each if each == "periodic" else None for each in self.boundary),
+            self.task.dtype,
+            tuple((self.steps * reach,) * 2 for reach in taps.radius),
+            tuple(each if each == "periodic" else None for each in self.task.boundary),
             self.size,
-            corners=self.steps > 1 or not self.taps.star,
+            corners=self.steps > 1 or not taps.star,
             wanted=[index for index in tiles.indices() if prod(tiles.block_shape(index))],
         )
 
     @cached_property
     def into(self) -> RedistributePlan | None:
         """The redistribution from blocks to tiles; ``None`` if they are the same."""
-        return self.move(self.source, self.tiles)
+        return self._move(self.source, self.tiles)
 
     @cached_property
     def back(self) -> RedistributePlan | None:
         """The redistribution from tiles to blocks."""
-        return self.move(self.tiles, self.source)
+        return self._move(self.tiles, self.source)
 
-    def move(self, source: Layout, target: Layout) -> RedistributePlan | None:
-        """Plan a redistribution; ``None`` if the layouts are the same."""
+    @cached_property
+    def added_into(self) -> RedistributePlan | None:
+        """The redistribution of the added array to tiles; ``None`` if it is in place."""
+        return None if self.added is None else self._move(self.added, self.tiles)
+
+    def _move(self, source: Layout, target: Layout) -> RedistributePlan | None:
         if source == target:
             return None
-        return plan_redistribute(source, target, self.dtype, self.size)
+        return plan_redistribute(source, target, self.task.dtype, self.size)
+
+    def pause(self, rounds: int) -> int:
+        """Return the number of exchanges until the next residual, after so many."""
+        return max(self.every, rounds // LEAST_SHARE)
 
     def tile(self, index: Index) -> Tile:
         """Return the place of a tile and its ghost cells."""
-        rows = zip(self.tiles.cuts, index, self.taps.radius, self.boundary, strict=True)
+        task = self.task
+        rows = zip(self.tiles.cuts, index, task.reach, task.boundary, strict=True)
         return Tile(
             tuple(
-                Side.of(cuts, at, self.steps, reach, boundary == "periodic")
+                Side(cuts[at], cuts[at + 1], cuts[-1], boundary == "periodic", reach, self.steps)
                 for cuts, at, reach, boundary in rows
             )
         )
@@ -297,45 +334,49 @@ class SweepPlan(Bare):
 
 def plan_sweeps(
     source: Layout,
-    dtype: str,
-    taps: Taps,
-    boundary: tuple[Boundary, ...],
-    iterations: int,
+    task: StencilTask,
     size: int,
     machine: Machine,
     *,
-    arrays: int = 2,
-    most_steps: int = STEPS[-1],
+    added: Layout | None = None,
     room: float | None = None,
 ) -> SweepPlan:
     """Plan sweeps of an array; see :class:`SweepPlan`. The plan is the same on every rank.
 
     Tiles are the blocks, or one even tile for each rank. With s sweeps between exchanges, ghost
     cells of s times the radius are exchanged and computed by several ranks: messages and waiting
-    are divided by s, and work grows a little.
-
-    ``arrays`` is the number of arrays that a sweep reads or writes, 3 with an added array, and
-    ``room`` the bytes of free memory on a rank's device.
+    are divided by s, and work grows a little. ``room`` are the bytes of free memory on a rank's
+    device.
     """
+    most = task.iterations if added is None else task.iterations // LEAST_ROUNDS
     tilings = [source] if prod(source.grid) <= MOST_BLOCKS else []
-    even = _even(source, taps, size)
-    if even != source and (iterations > 1 or not tilings):
+    even = _even(source, task.taps, size)
+    if even != source and (task.iterations > 1 or not tilings):
         tilings.append(even)
     plans = [
-        _with_steps(first, steps)
-        for first in (SweepPlan(source, each, dtype, taps, boundary, 1, size) for each in tilings)
-        for steps in _steps(first.tiles, taps, min(iterations, most_steps))
+        _changed(first, "into", "back", steps=steps)
+        for first in (SweepPlan(source, each, task, size, added=added) for each in tilings)
+        for steps in _steps(first.tiles, task.taps, most)
     ]
-    fitting = [plan for plan in plans if room is None or peak(plan, arrays=arrays) <= room]
-    if not fitting:
-        return min(plans, key=lambda plan: peak(plan, arrays=arrays))
-    return min(fitting, key=lambda plan: cost(plan, iterations, machine, arrays=arrays))
+    fitting = [plan for plan in plans if room is None or peak(plan) <= room]
+    if fitting:
+        plan = min(fitting, key=lambda plan: _seconds(plan, task.iterations, machine))
+    else:
+        plan = min(plans, key=peak)
+    seconds = _seconds(plan, plan.steps, machine)
+    if added is None or size == 1 or not seconds:
+        return plan
+    every = ceil(machine.collective_seconds(size) / (CHECK_SHARE * seconds))
+    # the end is noticed two checks late
+    rounds = -(-task.iterations // plan.steps)
+    every = max(1, min(every, rounds // 10))
+    return _changed(plan, "into", "back", "halo", every=every)
 
 
-def _with_steps(plan: SweepPlan, steps: int) -> SweepPlan:
-    """Return the plan with other steps; its redistributions are the same."""
-    other = replace(plan, steps=steps)
-    vars(other).update({"into": plan.into, "back": plan.back})
+def _changed(plan: SweepPlan, *alike: str, **changes: Any) -> SweepPlan:
+    """Return the plan with other steps or checks, and what is alike of it."""
+    other = replace(plan, **changes)
+    vars(other).update({name: getattr(plan, name) for name in alike})
     return other
 
 
@@ -361,8 +402,17 @@ def _even(source: Layout, taps: Taps, size: int) -> Layout:
     return even_tiles(source.shape, min(meshes(size, source.ndim), key=surface))
 
 
-def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2) -> float:
-    """Predict the seconds of a number of sweeps, with redistributions."""
+def cost(plan: SweepPlan, machine: Machine) -> float:
+    """Predict the seconds of all sweeps, with redistributions and residuals."""
+    seconds = _seconds(plan, plan.task.iterations, machine)
+    if plan.added is not None and plan.size > 1:
+        checks = 2 + plan.task.iterations // (plan.every * plan.steps)
+        seconds += checks * machine.collective_seconds(plan.size)
+    return seconds + (0.0 if plan.added_into is None else move_cost(plan.added_into, machine))
+
+
+def _seconds(plan: SweepPlan, iterations: int, machine: Machine) -> float:
+    """Predict the seconds of a number of sweeps."""
     if not iterations or not prod(plan.tiles.shape):
         return 0.0
     rounds = -(-iterations // plan.steps)
@@ -374,7 +424,7 @@ def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2)
         for left in range(plan.steps)
         for tile in tiles
     )
-    nbytes = swept * arrays * plan.itemsize / (REUSE if plan.steps > 1 else 1.0)
+    nbytes = swept * plan.arrays * plan.itemsize / (REUSE if plan.steps > 1 else 1.0)
     calls = (plan.steps + 4) * max(1, len(tiles)) * CALL_SECONDS
     seconds = rounds * (ring + nbytes / machine.memory_bandwidth + calls)
     moves = [move for move in (plan.into, plan.back) if move is not None]
@@ -382,14 +432,14 @@ def cost(plan: SweepPlan, iterations: int, machine: Machine, *, arrays: int = 2)
     return seconds + inside + sum(move_cost(move, machine) for move in moves)
 
 
-def peak(plan: SweepPlan, *, arrays: int = 2) -> int:
+def peak(plan: SweepPlan) -> int:
     """Return the most bytes on a rank: blocks before and after, tiles and messages."""
     most = 0
     for rank in range(plan.size):
         stored = sum(prod(tile.shape) for tile in plan.tiles_of(rank).values())
         blocks = plan.source.share(rank, plan.itemsize)
         moved = 0 if plan.into is None else plan.tiles.share(rank, plan.itemsize)
-        most = max(most, arrays * (stored * plan.itemsize + blocks) + moved)
+        most = max(most, plan.arrays * (stored * plan.itemsize + blocks) + moved)
     messages = 0 if plan.into is None else move_bytes(plan.into)
     return most + max(messages, 2 * message_bytes(plan.halo))
 

@@ -13,15 +13,15 @@ that needs no ghost cells; of the first few sweeps if one pass of the device com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.halo.plan import Boundary, HaloPlan, plan_halo
+from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
-from dask_dgpu.algorithms.stencil.plan import Passes, Regions, SweepPlan, Tile, passes_of
+from dask_dgpu.algorithms.redistribute.rank import once_per_rank, redistribute_rank
+from dask_dgpu.algorithms.stencil.plan import Passes, Regions, SweepPlan, passes_of
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil
 from dask_dgpu.kernels.device import Device
@@ -32,10 +32,10 @@ Storage = dict[Index, Array]
 
 def stencil_rank(
     plan: SweepPlan,
-    iterations: int,
     comm: Comm,
     device: Device,
     blocks: Blocks,
+    *,
     progress: Progress = no_progress,
 ) -> dict[Index, Array]:
     """Apply a stencil repeatedly as one rank; ``progress`` counts sweeps.
@@ -45,7 +45,7 @@ def stencil_rank(
     """
     tiles = Tiles(plan, comm, device)
     tiles.load(blocks)
-    done = 0
+    done, iterations = 0, plan.task.iterations
     while done < iterations:
         sweeps = min(plan.steps, iterations - done)
         tiles.advance(sweeps)
@@ -75,7 +75,8 @@ class Tiles:
         self.plan, self.comm, self.device = plan, comm, device
         self.tiles = plan.tiles_of(comm.rank)
         self.constant_rims = all(
-            not isinstance(boundary, str) or boundary == "periodic" for boundary in plan.boundary
+            not isinstance(boundary, str) or boundary == "periodic"
+            for boundary in plan.task.boundary
         )
         self.added: Storage | None = None
         self._known: dict[Any, Any] = {}  # recorded sweeps of the device
@@ -93,9 +94,9 @@ class Tiles:
             self._fill(self.now, moved)
         self.device.join()  # before the moved blocks are freed
 
-    def add(self, blocks: Blocks, into: RedistributePlan | None, factor: float) -> None:
-        """Let each sweep add ``factor`` times the values that ``into`` moves to the tiles."""
-        moved = self._moved(into, blocks)
+    def add(self, blocks: Blocks, factor: float) -> None:
+        """Let each sweep add ``factor`` times the values of the blocks of ``plan.added``."""
+        moved = self._moved(self.plan.added_into, blocks)
         with self.device.computing():
             buffer = self._buffer()
             self._fill(buffer, moved)
@@ -112,7 +113,7 @@ class Tiles:
         plan, values = self.plan, {}
         with self.device.computing():
             for index in plan.tiles.owned(self.comm.rank):
-                values[index] = self.device.empty(plan.tiles.block_shape(index), plan.dtype)
+                values[index] = self.device.empty(plan.tiles.block_shape(index), plan.task.dtype)
                 if index in self.tiles:
                     values[index][...] = self._own(self.now, index)
         if plan.back is None:
@@ -180,7 +181,7 @@ class Tiles:
         if sweeps not in self._planned:
             first, others = 0, sweeps if self.constant_rims else 1
             if self.now.exchange.travels:
-                at_once = stencil.sweeps_at_once(self.device.kind, self.plan.taps)
+                at_once = stencil.sweeps_at_once(self.device.kind, self.plan.task.taps)
                 first = min(others, at_once)
             self._planned[sweeps] = passes_of(self.tiles, sweeps, first=first, others=others)
         return self._planned[sweeps]
@@ -192,7 +193,7 @@ class Tiles:
         return stencil.sweeps(
             self.now.storage[index],
             self.then.storage[index],
-            self.plan.taps,
+            self.plan.task.taps,
             regions,
             None if self.added is None else self.added[index],
             change,
@@ -231,46 +232,37 @@ class Tiles:
 
     def _buffer(self) -> _Buffer:
         """Allocate storage for all tiles; unfilled ghost cells are zero."""
-        plan, device = self.plan, self.device
-        storage = {i: device.zeros(tile.shape, plan.dtype) for i, tile in self.tiles.items()}
+        plan, device, dtype = self.plan, self.device, self.plan.task.dtype
+        storage = {i: device.zeros(tile.shape, dtype) for i, tile in self.tiles.items()}
         extended = {i: storage[i][tile.extended] for i, tile in self.tiles.items()}
         blocks = {
             index: extended[index][plan.halo.interior(index)]
             if index in self.tiles
-            else device.empty(plan.tiles.block_shape(index), plan.dtype)
+            else device.empty(plan.tiles.block_shape(index), dtype)
             for index in plan.tiles.owned(self.comm.rank)
         }
         exchange = Exchange(plan.halo, self.comm, device, blocks, extended)
+        place = (0,) * plan.tiles.ndim
         rims = [
-            self._rim(tile, storage[i])
-            for i, tile in self.tiles.items()
-            if any(map(any, tile.rims))
+            Exchange(halo, self.comm, device, {place: extended[i]}, {place: storage[i]})
+            for i, halo in _rims(plan, self.comm.rank).items()
         ]
         return _Buffer(storage, exchange, rims)
 
-    def _rim(self, tile: Tile, storage: Array) -> Exchange:
-        """Return the exchange that fills the rim beyond the array from the same storage."""
-        plan, place = self.plan, (0,) * len(tile.sides)
-        lengths = tuple(side.high - side.low for side in tile.sides)
-        ends = tuple(zip(plan.boundary, map(repr, plan.boundary), strict=True))
-        halo = _rims(lengths, tile.rims, ends, plan.dtype, self.comm.rank, plan.size)
-        inside, whole = {place: storage[tile.extended]}, {place: storage}
-        return Exchange(halo, self.comm, self.device, inside, whole)
 
+@once_per_rank
+def _rims(plan: SweepPlan, rank: int) -> dict[Index, HaloPlan]:
+    """Plan how to fill the rims of a rank's tiles from these; tiles of one shape share a plan."""
+    ends, dtype = plan.task.boundary, plan.task.dtype
 
-@lru_cache(maxsize=64)
-def _rims(
-    lengths: tuple[int, ...],
-    rims: tuple[tuple[int, int], ...],
-    boundary: tuple[tuple[Boundary, str], ...],
-    dtype: str,
-    rank: int,
-    size: int,
-) -> HaloPlan:
-    """Plan how to fill rims from the inside; tiles of one shape share the plan.
+    @cache
+    def planned(lengths: Index, rims: tuple[tuple[int, int], ...]) -> HaloPlan:
+        layout = Layout(tuple((0, length) for length in lengths), (rank,))
+        needed = [end if any(rim) else None for end, rim in zip(ends, rims, strict=True)]
+        return plan_halo(layout, dtype, rims, needed, plan.size)
 
-    A ``boundary`` has its text beside it: 0.0 equals -0.0.
-    """
-    layout = Layout(tuple((0, length) for length in lengths), (rank,))
-    needed = tuple(b if any(rim) else None for (b, _), rim in zip(boundary, rims, strict=True))
-    return plan_halo(layout, dtype, rims, needed, size)
+    return {
+        index: planned(tuple(along.stop - along.start for along in tile.extended), tile.rims)
+        for index, tile in plan.tiles_of(rank).items()
+        if any(map(any, tile.rims))
+    }

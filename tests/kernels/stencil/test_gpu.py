@@ -9,7 +9,7 @@ import pytest
 
 from dask_dgpu.algorithms.halo.plan import plan_halo
 from dask_dgpu.algorithms.halo.rank import halo_rank
-from dask_dgpu.algorithms.stencil.plan import SweepPlan, even_tiles
+from dask_dgpu.algorithms.stencil.plan import StencilTask, SweepPlan, even_tiles
 from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -39,7 +39,8 @@ def test_launches_are_replayed(size: int, rows: int, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cuda, "Replay", Noted)
     tiles, taps = even_tiles((40, 33), (rows, 1)), Taps.of(HEAT)
-    plan = SweepPlan(tiles, tiles, "float64", taps, (0.0, "periodic"), 6, size)
+    task = StencilTask("float64", taps, (0.0, "periodic"), 60)
+    plan = SweepPlan(tiles, tiles, task, size, 6)
     whole = numbers((40, 33), "float64")
     every = blocks_of(whole, tiles)
 
@@ -47,11 +48,11 @@ def test_launches_are_replayed(size: int, rows: int, monkeypatch: pytest.MonkeyP
         device = cuda.CudaDevice()
         mine = {index: cupy.asarray(every[index]) for index in tiles.owned(comm.rank)}
         device.begin()
-        made = stencil_rank(plan, 60, comm, device, mine)
+        made = stencil_rank(plan, comm, device, mine)
         device.synchronize()
         return {index: cupy.asnumpy(block) for index, block in made.items()}
 
-    wanted = blocks_of(stencil_reference(whole, taps, plan.boundary, 60), tiles)
+    wanted = blocks_of(stencil_reference(whole, taps, task.boundary, 60), tiles)
     for made in run_local(size, rank_program):
         for index, block in made.items():
             np.testing.assert_allclose(block, wanted[index], rtol=0, atol=1e-12)

@@ -1,12 +1,36 @@
-"""The rank program of Jacobi's iteration."""
+"""Jacobi's iteration for ``laplacian(u) = rhs`` on a uniform grid of d axes.
+
+::
+
+    u'[i] = ( sum of the 2 d neighbours of u[i]  -  dx**2 rhs[i] ) / (2 d)
+
+    sweeps      |--------|--------|--------|--------|---- ...
+    residual of     ^ summed by the sweep after it
+    all-reduce       |.........|
+    read                       ^ and if it is small: recomputed for the final u
+
+It is a stencil with an added array. ``u' - u`` is the residual ``laplacian(u) - rhs`` times
+``dx**2 / (2 d)``, so every few exchanges one sweep also sums its squares. Their all-reduce
+overlaps with the next sweeps, and its result is read when the next residual is due. An iteration
+stops when the residual is small, but counts as converged only if the recomputed residual of the
+returned u is small too.
+
+The iteration converges for constant boundaries. If all are periodic or mirrored, a solution
+exists only if the sum of ``rhs`` is 0. On a periodic grid of even lengths the alternating part
+of u never decays ([1]_).
+
+References
+----------
+.. [1] Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM (2003).
+"""
 
 from __future__ import annotations
 
 from math import isfinite, sqrt
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.jacobi.plan import JacobiPlan, JacobiTask
+from dask_dgpu.algorithms.stencil.plan import JacobiTask, SweepPlan
 from dask_dgpu.algorithms.stencil.rank import Tiles
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels.device import Device
@@ -33,11 +57,12 @@ class Outcome(NamedTuple):
 
 
 def jacobi_rank(
-    plan: JacobiPlan,
+    plan: SweepPlan,
     comm: Comm,
     device: Device,
     u0: Blocks,
     rhs: Blocks,
+    *,
     progress: Progress = no_progress,
 ) -> tuple[dict[Index, Array], Outcome]:
     """Iterate as one rank; ``progress`` counts sweeps.
@@ -46,11 +71,11 @@ def jacobi_rank(
     Returns its blocks of the last iterate, and the outcome: the same on every rank, since the bits
     of an all-reduce are.
     """
-    tiles = Tiles(plan.sweeps, comm, device)
-    tiles.add(rhs, plan.rhs_into, -plan.task.damping)
-    zero_change = _Sum(comm, device, tiles).value()
+    task, tiles = cast(JacobiTask, plan.task), Tiles(plan, comm, device)
+    tiles.add(rhs, -task.damping)
+    zero_change = _Sum(tiles, measured=True).value()
     tiles.load(u0)
-    run = _Run(plan, comm, device, tiles, scale_of(plan.task, zero_change), progress)
+    run = _Run(task, tiles, scale_of(task, zero_change), progress)
     reason = run.iterate()
     return tiles.unload(), Outcome(reason, tuple(run.history))
 
@@ -58,15 +83,15 @@ def jacobi_rank(
 class _Sum:
     """Squared changes of a sweep, summed over all ranks.
 
-    With ``tiles``, an extra sweep computes them. Without, a sweep adds to ``change``.
+    If it is ``measured``, an extra sweep computes them. Else a sweep adds to ``change``.
     """
 
-    def __init__(self, comm: Comm, device: Device, tiles: Tiles | None = None) -> None:
-        self.comm, self.device = comm, device
-        with device.computing():
-            self.change = device.zeros(1, "float64")
+    def __init__(self, tiles: Tiles, *, measured: bool = False) -> None:
+        self.comm, self.device = tiles.comm, tiles.device
+        with self.device.computing():
+            self.change = self.device.zeros(1, "float64")
         self._work: Work | None = None
-        if tiles is not None:
+        if measured:
             tiles.measure(self.change)
             self.start()
 
@@ -97,37 +122,28 @@ def scale_of(task: JacobiTask, zero_change: float) -> float:
 class _Run:
     """The iteration: sweeps, and residuals that are read later."""
 
-    def __init__(
-        self,
-        plan: JacobiPlan,
-        comm: Comm,
-        device: Device,
-        tiles: Tiles,
-        scale: float,
-        progress: Progress,
-    ) -> None:
-        self.plan, self.comm, self.device, self.tiles = plan, comm, device, tiles
-        self.scale, self.progress = scale, progress
+    def __init__(self, task: JacobiTask, tiles: Tiles, scale: float, progress: Progress) -> None:
+        self.task, self.tiles, self.scale, self.progress = task, tiles, scale, progress
         self.done = self.rounds = 0
         self.history: list[tuple[int, float]] = []
 
     def iterate(self) -> str:
         """Iterate; return the reason for the end."""
         while True:
-            reason = self._record(self.done, _Sum(self.comm, self.device, self.tiles))
+            reason = self._record(self.done, _Sum(self.tiles, measured=True))
             if reason is not None:
                 return reason
             self._sweep_on()
 
     def _sweep_on(self) -> None:
         """Sweep until a residual suggests the end, or all sweeps are done."""
-        plan, most = self.plan, self.plan.task.max_iterations
+        plan, most = self.tiles.plan, self.task.iterations
         requested: tuple[int, _Sum] | None = None
         due = self.rounds + plan.pause(self.rounds)
         while self.done < most:
-            sweeps = min(plan.sweeps.steps, most - self.done)
+            sweeps = min(plan.steps, most - self.done)
             self.rounds += 1
-            sums = _Sum(self.comm, self.device) if self.rounds == due else None
+            sums = _Sum(self.tiles) if self.rounds == due else None
             self.tiles.advance(sweeps, None if sums is None else sums.change)
             self.done += sweeps
             self.progress(self.done, most)
@@ -149,7 +165,7 @@ class _Run:
         """Record a residual; return the reason for the end, ``None`` to go on."""
         residual = sqrt(sums.value()) * self.scale
         self.history.append((done, residual))
-        return verdict(self.plan.task, done, residual, self.history[0][1])
+        return verdict(self.task, done, residual, self.history[0][1])
 
 
 def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str | None:
@@ -160,4 +176,4 @@ def verdict(task: JacobiTask, done: int, residual: float, first: float) -> str |
         return CONVERGED
     if residual > DIVERGED * first:
         return DIVERGING
-    return MAX_ITERATIONS if done >= task.max_iterations else None
+    return MAX_ITERATIONS if done >= task.iterations else None
