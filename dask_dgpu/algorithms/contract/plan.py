@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.plan import combined, settled
+from dask_dgpu.algorithms.cells import Ints, elements
+from dask_dgpu.algorithms.redistribute.plan import settled
 from graph_opt.model.cost import Machine, pipelined
 from graph_opt.model.layout import Bare, Index, Layout, dealt
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 ROUNDS = (1, 2, 4, 8, 16)
 """Numbers of rounds: each is hidden behind the products of the one before."""
@@ -130,18 +129,13 @@ class OwnerPlan(StackPlan):
         return self.share + self.held
 
 
-def _elements(layout: Layout) -> Ints:
-    """Return the number of elements of each block, in the shape of the grid."""
-    return combined(np.multiply, map(np.diff, layout.cuts), 1).reshape(layout.grid)
-
-
 def held_bytes(plan: OwnerPlan, which: int) -> Ints:
     """Return the bytes of an operand that each rank has, summed along the contraction.
 
     Tables are as those of :attr:`OwnerPlan.uses`.
     """
     layout = (plan.a, plan.b)[which]
-    sizes = _elements(layout)
+    sizes = elements(layout).reshape(layout.grid)
     owners = np.array(layout.owners, np.int64).reshape(layout.grid)
     mine = owners == np.arange(plan.size).reshape(-1, 1, 1, 1)
     nbytes: Ints = np.where(mine, sizes, 0).sum(axis=3 if which == 0 else 2)
@@ -201,7 +195,7 @@ def _splits(grid: tuple[int, int, int], size: int) -> Iterator[tuple[bool, bool]
 def _owners(plan: OwnerPlan, split: tuple[bool, bool]) -> tuple[int, ...]:
     """Deal the blocks of the result to ranks, evenly, and to those that have most of them."""
     grid = plan.result.grid
-    sizes = _elements(plan.result)
+    sizes = elements(plan.result).reshape(grid)
     a, b = held_bytes(plan, 0)[:, :, :, None], held_bytes(plan, 1)[:, :, None, :]
     for axis, parted in enumerate(split, 1):
         if not parted:

@@ -8,14 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from dask_dgpu.algorithms.cells import Axis, Ints
 from dask_dgpu.algorithms.halo import plan as halo
-from dask_dgpu.algorithms.halo.plan import Assembly, Axis
+from dask_dgpu.algorithms.halo.plan import Assembly
 from dask_dgpu.algorithms.redistribute import plan as redistribute
-from dask_dgpu.algorithms.redistribute.plan import (
-    Ints,
-    RedistributePlan,
-    plan_redistribute,
-)
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from graph_opt.model.cost import TALL, Machine
 from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of, even_spans, overlaps
 from graph_opt.model.window import Convolution, Window
@@ -50,7 +47,7 @@ class GatherPlan(Assembly):
                 for at, each in enumerate(windows)
                 for chunk, lo, hi in overlaps(cuts, each.start, each.stop)
             ]
-            found.append(Axis(*np.array(rows, np.int64).reshape(len(rows), len(Axis._fields)).T))
+            found.append(Axis.of(rows))
         return found
 
     @cached_property
@@ -188,7 +185,7 @@ def plan_conv2d(
         merge,
     )
     for each in plan.gathers:
-        each.check_sources()
+        each.cells.check_sources(each.layout.grid)
     return plan
 
 

@@ -16,19 +16,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.plan import (
-    Ints,
-    combined,
-    indices_at,
-    row_major,
-    table_of,
-    unravel,
-    values_at,
-)
+from dask_dgpu.algorithms.cells import Axis, Cells, Ints, table_of
 from graph_opt.model.cost import Machine, transfer_seconds
 from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of
 
@@ -86,83 +77,14 @@ class Assembly(Bare):
     @cached_property
     def cells(self) -> Cells:
         """All parts of all target blocks."""
-        return Cells(self)
-
-    def check_sources(self) -> None:
-        """Raise a ValueError if a block that is read has no owner."""
-        cells = self.cells
-        missing = indices_at(cells.source[cells.sender < 0][:1], self.layout.grid)
-        if missing:
-            raise ValueError(f"expected an owner of block {missing[0]} in layout, got none")
+        sources, targets = ((each.grid, each.owners) for each in (self.layout, self.target))
+        return Cells(self.axes, sources, targets, corners=self.corners)
 
 
-class Cells:
-    """Wanted parts of extended blocks, a segment along each axis.
-
-    Attributes
-    ----------
-    segments : array of int
-        The segment along each axis: (cells, axes).
-    target, source : array of int
-        The extended block and the source block, as places in row-major order.
-    constant : array of int
-        The axis of the constant, the last of several; -1 for a cell with a source.
-    ghost : array of bool
-        Whether the cell is not the block itself.
-    length : array of int
-        Number of elements.
-    sender, receiver : array of int
-        The ranks of source and target; the same for a constant.
-    """
-
-    def __init__(self, plan: Assembly) -> None:
-        self._axes = axes = plan.axes
-        grid = plan.layout.grid
-        owners = np.array([*plan.layout.owners, -1], np.int64)
-        sizes = combined(np.multiply, (axis.length for axis in axes), 1)
-        target = row_major([axis.target for axis in axes], plan.target.grid)
-        ghosts = combined(np.add, (axis.ghost for axis in axes), 0)
-        beyond = (np.where(axis.source < 0, k, -1) for k, axis in enumerate(axes))
-        receiver = np.array(plan.target.owners, np.int64)[target]
-        kept = (receiver >= 0) & (sizes > 0)
-        if not plan.corners:
-            kept &= ghosts <= 1
-        chosen = np.flatnonzero(kept)
-        self.segments = unravel(chosen, tuple(len(axis.target) for axis in axes))
-        self.target, self.length, self.ghost = target[chosen], sizes[chosen], ghosts[chosen] > 0
-        self.constant = combined(np.maximum, beyond, -1)[chosen]
-        source = row_major([axis.source for axis in axes], grid)[chosen]
-        self.source = np.where(self.constant < 0, source, -1)
-        self.receiver = receiver[chosen]
-        self.sender = np.where(self.constant < 0, owners[self.source], self.receiver)
-
-    def column(self, name: str, cells: Ints) -> Ints:
-        """Return a column of the axes' segments for some cells: (cells, axes)."""
-        return values_at((getattr(axis, name) for axis in self._axes), self.segments[cells])
-
-
-class Axis(NamedTuple):
-    """The segments of an axis, as columns.
-
-    A segment starts at ``at`` in the extended chunk ``target``, and at ``start`` in the chunk
-    ``source``, which it reads in steps of ``step``: 1, -1 or 0. ``ghost`` is whether it is not the
-    chunk itself.
-    """
-
-    target: Ints
-    at: Ints
-    length: Ints
-    source: Ints
-    start: Ints
-    step: Ints
-    ghost: Ints
-
-    @classmethod
-    def of(cls, cuts: Cuts, depth: Depth, boundary: Boundary) -> Axis:
-        """Extend the chunks of an axis."""
-        chunks = range(len(cuts) - 1)
-        rows = [row for chunk in chunks for row in _extended(cuts, chunk, depth, boundary)]
-        return cls(*np.array(rows, np.int64).reshape(len(rows), len(cls._fields)).T)
+def _segments(cuts: Cuts, depth: Depth, boundary: Boundary) -> Iterator[tuple[int, ...]]:
+    """Yield the segments of all chunks of an axis, extended."""
+    for chunk in range(len(cuts) - 1):
+        yield from _extended(cuts, chunk, depth, boundary)
 
 
 def _extended(
@@ -234,7 +156,7 @@ class HaloPlan(Assembly):
     def axes(self) -> list[Axis]:
         """The segments of each axis."""
         rows = zip(self.layout.cuts, self.depth, self.boundary, strict=True)
-        return [Axis.of(*row) for row in rows]
+        return [Axis.of(list(_segments(*row))) for row in rows]
 
     @cached_property
     def target(self) -> Layout:
@@ -280,7 +202,7 @@ def plan_halo(
     """
     kept = None if wanted is None else tuple(sorted(wanted))
     plan = HaloPlan(layout, dtype, size, tuple(depth), tuple(boundary), corners, kept)
-    plan.check_sources()
+    plan.cells.check_sources(layout.grid)
     return plan
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms.cells import Ints, Selected, indices_at, unravel, values_at
 from dask_dgpu.algorithms.halo.plan import Assembly, HaloPlan
-from dask_dgpu.algorithms.redistribute.plan import Ints, Mask, indices_at, unravel, values_at
 from dask_dgpu.algorithms.redistribute.rank import Copies, Place, checked, exchange, once_per_rank
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
@@ -74,8 +74,9 @@ def schedule(plan: Assembly, rank: int) -> Schedule:
         for layout in (plan.layout, plan.target)
     )
     mine, here = cells.sender == rank, cells.receiver == rank
-    out, send_counts, out_at = _message(plan, mine & ~here, cells.receiver)
-    into, receive_counts, into_at = _message(plan, here & ~mine, cells.sender)
+    rounds, shape = np.zeros(len(mine), np.int64), (1, plan.size)
+    out = Selected.of(cells, mine & ~here, cells.receiver, rounds, shape)
+    into = Selected.of(cells, here & ~mine, cells.sender, rounds, shape)
     ghosts = np.flatnonzero(mine & here & cells.ghost)
     own = np.flatnonzero(mine & here & ~cells.ghost)
     views: dict[View, int] = {}
@@ -88,24 +89,15 @@ def schedule(plan: Assembly, rank: int) -> Schedule:
         return Copies(cells.column("length", which), target, source, Described())
 
     work = (
-        copies(out, target=(out_at,)),
-        copies(into, source=(into_at,)),
+        copies(out.cells, target=(out.at,)),
+        copies(into.cells, source=(into.at,)),
         copies(ghosts),
         copies(own),
     )
     blocks = indices_at(owned, plan.layout.grid)
     extended = indices_at(wanted, plan.target.grid)
-    return Schedule(blocks, extended, list(views), *work, send_counts, receive_counts)
-
-
-def _message(plan: Assembly, chosen: Mask, peer: Ints) -> tuple[Ints, list[int], Ints]:
-    """Return cells by peer, the elements of each peer's message, and the start of each cell."""
-    cells = plan.cells
-    which = np.flatnonzero(chosen)
-    which = which[np.argsort(peer[which], kind="stable")]
-    lengths = cells.length[which]
-    counts = np.bincount(peer[which], lengths, plan.size).astype(np.int64)
-    return which, counts.tolist(), np.cumsum(lengths) - lengths
+    counts = out.counts[0].tolist(), into.counts[0].tolist()
+    return Schedule(blocks, extended, list(views), *work, *counts)
 
 
 def _in_views(plan: Assembly, which: Ints, owned: Ints, views: dict[View, int]) -> Place:

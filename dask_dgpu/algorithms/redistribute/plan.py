@@ -1,14 +1,4 @@
-"""The plan of a redistribution: the pieces that move, their rounds, and the cost.
-
-::
-
-    axis 0 of the source   |_____a_____|_____b_____|____c____|
-    axis 0 of the target   |___A___|______B______|_____C_____|
-    segments               |__aA___|aB_|____bB___|bC|___cC___|
-
-A *segment* is where a source chunk and a target chunk of one axis overlap, a *cell* is a
-segment of each axis: the part of one source block that goes into one target block. Cells,
-blocks and units are numbered in row-major order.
+"""The plan of a redistribution: the units that move, their rounds, and the cost.
 
 Every unit has a *phase* between 0 and 1, and rounds are intervals of it. The units of rank p
 for rank q, in their order, are spread over all phases, and those for its neighbour come a
@@ -25,69 +15,44 @@ pair of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import pairwise
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.cells import (
+    Axis,
+    Cells,
+    Ints,
+    Mask,
+    chunk_at,
+    elements,
+    grid_of,
+    row_major,
+    table_of,
+)
 from graph_opt.model.cost import Hosts, Machine, pipelined, relayed_bytes, relays, transfer_seconds
-from graph_opt.model.layout import Bare, Cuts, Index, Layout, Lengths, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, Lengths, even_spans
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-
-
-class Overlap(NamedTuple):
-    """All pairs of a source block and a target block that overlap.
-
-    Attributes
-    ----------
-    source, target : array of int
-        Their numbers.
-    sender, receiver : array of int
-        Their ranks, -1 for none.
-    length : array of int
-        Number of common elements.
-    kept : array of bool
-        Whether both are the same block on the same rank, which is passed on.
-    """
-
-    source: Ints
-    target: Ints
-    sender: Ints
-    receiver: Ints
-    length: Ints
-    kept: Mask
-
-
-def overlap(source: Layout, target: Layout) -> Overlap:
-    """Compare the blocks of two layouts of an array."""
-    cells = Cells(source.cuts, target.cuts)
-    sizes = [combined(np.multiply, map(np.diff, layout.cuts), 1) for layout in (source, target)]
-    whole = (sizes[0][cells.source] == cells.sizes) & (sizes[1][cells.target] == cells.sizes)
-    sender = np.array(source.owners, np.int64)[cells.source]
-    receiver = np.array(target.owners, np.int64)[cells.target]
-    kept = whole & (sender == receiver) & (sender >= 0)
-    return Overlap(cells.source, cells.target, sender, receiver, cells.sizes, kept)
 
 
 class Moves:
     """The pieces of a redistribution, their units, and their rounds.
 
-    A *unit* is a source block or a slice of one, a *piece* the overlap of a unit with a target
-    block. Every rank computes the same, so no counts are exchanged.
+    A *unit* is a source block or a slice of one, a *piece* the cell of a unit and a target block
+    that is not passed on. Every rank computes the same, so no counts are exchanged.
 
     Attributes
     ----------
     cells : Cells
-        Overlaps of units and target blocks.
-    cell, unit, sender, receiver, length, round : array of int
-        The cell, unit, ranks, number of elements and round of each piece.
+        The pieces.
+    unit, round : array of int
+        The unit and the round of each piece.
     places, owner, unit_round : array of int
         The number of each unit among all units, its rank and its round.
     rounds : int
@@ -97,129 +62,27 @@ class Moves:
     """
 
     def __init__(self, plan: RedistributePlan) -> None:
-        source, target, blocks = plan.source, plan.target, plan.overlap
-        kept = np.zeros(len(source.owners), bool)
-        kept[blocks.source[blocks.kept]] = True
-        self.cells = cells = Cells(plan.unit_cuts, target.cuts)
+        source, target, units = plan.source, plan.target, grid_of(plan.unit_cuts)
+        others = np.array(target.owners, np.int64)
+        others[plan.overlap.target[plan.kept]] = -1
         chunks = [
-            chunk_at(cuts, axis.start) for cuts, axis in zip(source.cuts, cells.axes, strict=True)
+            np.minimum(chunk_at(cuts, np.array(along[:-1])), len(cuts) - 2)
+            for cuts, along in zip(source.cuts, plan.unit_cuts, strict=True)
         ]
-        block = row_major(chunks, source.grid)
-        receivers = np.array(target.owners, np.int64)[cells.target]
-        self.cell = np.flatnonzero((receivers >= 0) & ~kept[block])
-        self.sender = np.array(source.owners, np.int64)[block[self.cell]]
-        self.receiver = receivers[self.cell]
-        self.length = cells.sizes[self.cell]
-        place = cells.source[self.cell]
-        used = np.zeros(prod(grid_of(plan.unit_cuts)), bool)
-        used[place] = True  # np.unique would sort millions of pieces
+        owners = np.array(source.owners, np.int64)[row_major(chunks, source.grid)]
+        axes = list(map(Axis.common, plan.unit_cuts, target.cuts))
+        self.cells = cells = Cells(axes, (units, owners), (target.grid, others))
+        used = np.zeros(prod(units), bool)
+        used[cells.source] = True  # np.unique would sort millions of pieces
         self.places = np.flatnonzero(used)
-        self.unit = (np.cumsum(used) - 1)[place]
-        self.owner = np.zeros(len(self.places), np.int64)
-        self.owner[self.unit] = self.sender
+        self.owner = owners[self.places]
+        self.unit = (np.cumsum(used) - 1)[cells.source]
         shape = len(self.places), plan.size
-        sent = table_of(self.unit, self.receiver, self.length * plan.itemsize, shape)
+        sent = table_of(self.unit, cells.receiver, cells.length * plan.itemsize, shape)
         self.unit_round, self.rounds, self.busiest = _dealt(
             self.owner, sent, plan.limit, transformed=plan.transformed
         )
         self.round = self.unit_round[self.unit]
-
-
-class Axis(NamedTuple):
-    """The segments of one axis: the chunks that overlap, start and length."""
-
-    source: Ints
-    target: Ints
-    start: Ints
-    length: Ints
-
-    @classmethod
-    def of(cls, source: Cuts, target: Cuts) -> Axis:
-        """Overlap two ways to cut an axis, without empty chunks."""
-        edges = np.unique(np.array((*source, *target), np.int64))
-        start, length = edges[:-1], np.diff(edges)
-        return cls(chunk_at(source, start), chunk_at(target, start), start, length)
-
-
-class Cells:
-    """All cells of two grids over one shape, given the cuts of each axis."""
-
-    def __init__(self, source: tuple[Cuts, ...], target: tuple[Cuts, ...]) -> None:
-        self.axes = [Axis.of(*cuts) for cuts in zip(source, target, strict=True)]
-        self._grids = grid_of(source), grid_of(target)
-
-    @cached_property
-    def source(self) -> Ints:
-        """The source block of each cell."""
-        return row_major([axis.source for axis in self.axes], self._grids[0])
-
-    @cached_property
-    def target(self) -> Ints:
-        """The target block of each cell."""
-        return row_major([axis.target for axis in self.axes], self._grids[1])
-
-    @cached_property
-    def sizes(self) -> Ints:
-        """The number of elements of each cell."""
-        return combined(np.multiply, (axis.length for axis in self.axes), 1)
-
-    def corners(self, cells: Ints) -> tuple[Ints, Ints]:
-        """Return the first position and the lengths of some cells, each (cells, axes)."""
-        segments = unravel(cells, tuple(len(axis.start) for axis in self.axes))
-        return (
-            values_at((axis.start for axis in self.axes), segments),
-            values_at((axis.length for axis in self.axes), segments),
-        )
-
-
-def grid_of(cuts: Sequence[Cuts]) -> tuple[int, ...]:
-    """Return the number of blocks along each axis."""
-    return tuple(len(along) - 1 for along in cuts)
-
-
-def chunk_at(cuts: Cuts, positions: Ints) -> Ints:
-    """Return the chunk of each position of an axis."""
-    return np.searchsorted(np.array(cuts, np.int64), positions, side="right") - 1
-
-
-def combined(operation: np.ufunc, columns: Iterable[Ints], start: int) -> Ints:
-    """Combine the values of every combination of a row of each column."""
-    whole: Ints = reduce(operation.outer, columns, np.array(start, np.int64))
-    return whole.reshape(-1)
-
-
-def row_major(places: Sequence[Ints], grid: Sequence[int]) -> Ints:
-    """Number the blocks at every combination of ``places`` along the axes of a grid."""
-    total = np.zeros((), np.int64)
-    for along, blocks in zip(places, grid, strict=True):
-        total = total[..., None] * blocks + along
-    return total.reshape(-1)
-
-
-def unravel(places: Ints, grid: tuple[int, ...]) -> Ints:
-    """Return the indices (places, axes) of numbers in row-major order."""
-    if not grid or not prod(grid):
-        return np.zeros((len(places), len(grid)), np.int64)
-    return np.stack(np.unravel_index(places, grid), axis=1)
-
-
-def indices_at(places: Ints, grid: tuple[int, ...]) -> list[Index]:
-    """Return the blocks of numbers in row-major order."""
-    return list(map(tuple, unravel(places, grid).tolist()))
-
-
-def values_at(columns: Iterable[Sequence[int] | Ints], index: Ints) -> Ints:
-    """Return the value of each axis' column at each index: (indices, axes)."""
-    found = np.empty(index.shape, np.int64)
-    for k, column in enumerate(columns):
-        found[:, k] = np.asarray(column, np.int64)[index[:, k]]
-    return found
-
-
-def table_of(rows: Ints, columns: Ints, weights: Ints, shape: tuple[int, int]) -> Ints:
-    """Sum weights by row and column of a table."""
-    sums = np.bincount(rows * shape[1] + columns, weights, prod(shape))
-    return sums.astype(np.int64).reshape(shape)
 
 
 def _dealt(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> tuple[Ints, int, int]:
@@ -362,17 +225,26 @@ class RedistributePlan(Bare):
         return Moves(self)
 
     @cached_property
-    def overlap(self) -> Overlap:
-        """Pairs of overlapping source and target blocks."""
-        return overlap(self.source, self.target)
+    def overlap(self) -> Cells:
+        """The parts of target blocks in source blocks."""
+        source, target = self.source, self.target
+        axes = list(map(Axis.common, source.cuts, target.cuts))
+        return Cells(axes, (source.grid, source.owners), (target.grid, target.owners))
+
+    @cached_property
+    def kept(self) -> Mask:
+        """Which of these are the same block on the same rank, which is passed on."""
+        cells = self.overlap
+        whole = elements(self.source)[cells.source] == cells.length
+        whole &= elements(self.target)[cells.target] == cells.length
+        return whole & (cells.sender == cells.receiver)
 
     @cached_property
     def copied(self) -> Ints:
         """Bytes of rank p's blocks for rank q, without kept blocks: ``copied[p, q]``."""
-        _, _, sender, receiver, length, kept = self.overlap
-        some = (sender >= 0) & (receiver >= 0) & ~kept
-        shape = self.size, self.size
-        return table_of(sender[some], receiver[some], length[some], shape) * self.itemsize
+        cells, some, shape = self.overlap, ~self.kept, (self.size, self.size)
+        sent = table_of(cells.sender[some], cells.receiver[some], cells.length[some], shape)
+        return sent * self.itemsize
 
 
 def plan_redistribute(
@@ -391,20 +263,11 @@ def plan_redistribute(
     Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
     for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
     transformed. A larger unit takes a round of its own. About ``units`` fill a round: on
-    many ranks fewer do, since their pieces are many and small already.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ, an owner is no rank, a wanted block has no owner, or another argument
-        is out of range.
+    many ranks fewer do, since their pieces are many and small already. A ValueError says that a
+    block that moves has no owner.
     """
-    _check(source, target, size, limit, whole_axes)
     plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)
-    missing = (plan.overlap.sender < 0) & (plan.overlap.receiver >= 0)
-    if missing.any():
-        (index,) = indices_at(plan.overlap.source[missing][:1], source.grid)
-        raise ValueError(f"expected an owner of block {index} in source, got none")
+    plan.overlap.check_sources(source.grid)
     away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
     if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
@@ -421,7 +284,8 @@ def in_levels(plan: RedistributePlan, machine: Machine) -> RedistributePlan:
     if not machine.two_level(plan.size):
         return plan
     levels = replace(plan, hosts=machine.hosts)
-    vars(levels).update({"overlap": plan.overlap, "moves": plan.moves, "copied": plan.copied})
+    alike = "overlap", "kept", "copied", "moves"
+    vars(levels).update({name: getattr(plan, name) for name in alike})
     return levels if cost(levels, machine) < cost(plan, machine) else plan
 
 
@@ -432,12 +296,11 @@ def _unit_cuts(
 
     The first axis comes first, so that the rows of a slice stay long.
     """
-    whole = {axis % len(cuts) for axis in whole_axes}
     lengths = [max((hi - lo for lo, hi in pairwise(along)), default=0) for along in cuts]
     found = list(cuts)
     for axis, along in enumerate(cuts):
         nbytes = prod(lengths) * itemsize
-        if axis in whole or nbytes <= most:
+        if axis in whole_axes or nbytes <= most:
             continue
         thickness = max(1, lengths[axis] * most // nbytes)
         lengths[axis] = min(thickness, lengths[axis])
@@ -449,29 +312,6 @@ def _ends(start: int, stop: int, thickness: int) -> list[int]:
     """Return the ends of the parts of a chunk, none thicker than this."""
     parts = max(1, -(-(stop - start) // thickness))
     return [hi for _, hi in even_spans(start, stop, parts)]
-
-
-def _check(
-    source: Layout, target: Layout, size: int, limit: int, whole_axes: tuple[int, ...]
-) -> None:
-    if source.shape != target.shape:
-        raise ValueError(
-            f"expected source and target of one shape, got {source.shape} and {target.shape}"
-        )
-    check_owners("source", source, size)
-    check_owners("target", target, size)
-    if limit < 1:
-        raise ValueError(f"expected a positive limit, got {limit}")
-    for axis in whole_axes:
-        if not -source.ndim <= axis < source.ndim:
-            raise ValueError(f"expected whole_axes of {source.ndim} axes, got {axis}")
-
-
-def check_owners(name: str, layout: Layout, size: int) -> None:
-    """Raise a ValueError if an owner is neither a rank nor -1."""
-    for owner in (min(layout.owners, default=-1), max(layout.owners, default=-1)):
-        if not -1 <= owner < size:
-            raise ValueError(f"expected owners -1 to {size - 1} in {name}, got {owner}")
 
 
 def traffic(plan: RedistributePlan) -> Ints:
@@ -494,10 +334,10 @@ def workspace(plan: RedistributePlan) -> int:
 
 def _relayed_in_round(plan: RedistributePlan) -> int:
     """Return the most bytes that a rank relays in a round."""
-    moves = plan.moves
-    relay = relays(plan.hosts)[moves.sender, moves.receiver]
+    moves, cells = plan.moves, plan.moves.cells
+    relay = relays(plan.hosts)[cells.sender, cells.receiver]
     there = relay >= 0
-    nbytes = moves.length[there] * plan.itemsize
+    nbytes = cells.length[there] * plan.itemsize
     shape = max(1, plan.rounds), plan.size
     return int(table_of(moves.round[there], relay[there], nbytes, shape).max(initial=0))
 

@@ -11,7 +11,7 @@ Two rounds overlap, each in its half of one buffer: one is in transit while the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -19,22 +19,23 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.redistribute.plan import (
+from dask_dgpu.algorithms.cells import (
     Ints,
     Mask,
-    RedistributePlan,
+    Selected,
     chunk_at,
     grid_of,
     indices_at,
-    table_of,
+    round_edges,
     unravel,
     values_at,
 )
+from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
-from graph_opt.model.layout import Cuts, Index
+from graph_opt.model.layout import Index
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -121,92 +122,51 @@ def schedule(plan: RedistributePlan, rank: int) -> Schedule:
 
     The pieces of a message are in the order of their cells, which both sides know.
     """
-    moves, source, target = plan.moves, plan.source, plan.target
-    kept = np.flatnonzero(plan.overlap.kept & (plan.overlap.sender == rank))
+    moves, cells, overlap = plan.moves, plan.moves.cells, plan.overlap
+    kept = np.flatnonzero(plan.kept & (overlap.receiver == rank))
     same = (
         indices_at(numbers[kept], layout.grid)
-        for numbers, layout in ((plan.overlap.target, target), (plan.overlap.source, source))
+        for numbers, layout in ((overlap.target, plan.target), (overlap.source, plan.source))
     )
-    owned = np.flatnonzero(np.array(target.owners, np.int64) == rank)
-    blocks = np.setdiff1d(owned, plan.overlap.target[kept])
+    owned = np.flatnonzero(np.array(plan.target.owners, np.int64) == rank)
+    blocks = np.setdiff1d(owned, overlap.target[kept])
     units = np.flatnonzero(moves.owner == rank)
     units = units[np.argsort(moves.unit_round[units], kind="stable")]
-    edges = _round_edges(moves.unit_round[units], plan.rounds)
+    edges = round_edges(moves.unit_round[units], plan.rounds)
     position = np.zeros(len(moves.owner), np.int64)
     position[units] = np.arange(len(units)) - edges[moves.unit_round[units]]
 
-    mine, wanted = moves.sender == rank, moves.receiver == rank
-    out = _Selected.of(plan, mine & ~wanted, moves.receiver)
-    into = _Selected.of(plan, wanted & ~mine, moves.sender)
-    own = _Selected.of(plan, mine & wanted, moves.receiver)
+    def selected(which: Mask, peer: Ints) -> Selected:
+        return Selected.of(cells, which, peer, moves.round, (plan.rounds, plan.size))
 
-    def in_unit(chosen: _Selected) -> Place:
-        unit = moves.unit[chosen.pieces]
-        return position[unit], chosen.start - _starts(plan.unit_cuts, moves.places[unit])
+    def in_unit(chosen: Selected) -> Place:
+        return position[moves.unit[chosen.cells]], cells.column("start", chosen.cells)
 
-    def in_block(chosen: _Selected) -> Place:
-        number = moves.cells.target[moves.cell[chosen.pieces]]
-        return np.searchsorted(blocks, number), chosen.start - _starts(target.cuts, number)
+    def in_block(chosen: Selected) -> Place:
+        number = np.searchsorted(blocks, cells.target[chosen.cells])
+        return number, cells.column("at", chosen.cells)
 
+    def copies(chosen: Selected, target: Place, source: Place) -> Iterator[Copies]:
+        shapes = cells.column("length", chosen.cells)
+        for lo, hi in pairwise(chosen.edges.tolist()):
+            into, of = (tuple(column[lo:hi] for column in place) for place in (target, source))
+            yield Copies(shapes[lo:hi], into, of, Described())
+
+    mine, wanted = cells.sender == rank, cells.receiver == rank
+    out = selected(mine & ~wanted, cells.receiver)
+    into = selected(wanted & ~mine, cells.sender)
+    own = selected(mine & wanted, cells.receiver)
     read = _units(plan, moves.places[units])
     rounds = map(
         Round,
         (read[lo:hi] for lo, hi in pairwise(edges.tolist())),
-        out.by_round((out.at,), in_unit(out)),
-        into.by_round(in_block(into), (into.at,)),
-        own.by_round(in_block(own), in_unit(own)),
+        copies(out, (out.at,), in_unit(out)),
+        copies(into, in_block(into), (into.at,)),
+        copies(own, in_block(own), in_unit(own)),
         out.counts.tolist(),
         into.counts.tolist(),
     )
-    return Schedule(dict(zip(*same, strict=True)), indices_at(blocks, target.grid), list(rounds))
-
-
-class _Selected(NamedTuple):
-    """Some pieces, by round, then by peer, then by cell.
-
-    ``start`` is a position in the array, ``at`` one in the round's message.
-    """
-
-    pieces: Ints
-    start: Ints
-    shapes: Ints
-    at: Ints
-    edges: Ints
-    counts: Ints
-
-    @classmethod
-    def of(cls, plan: RedistributePlan, which: Mask, peer: Ints) -> _Selected:
-        moves = plan.moves
-        pieces = np.flatnonzero(which)
-        pieces = pieces[np.lexsort((peer[pieces], moves.round[pieces]))]
-        rounds, lengths = moves.round[pieces], moves.length[pieces]
-        edges = _round_edges(rounds, plan.rounds)
-        stops = np.concatenate([[0], np.cumsum(lengths)])
-        at = stops[:-1] - stops[edges[rounds]]
-        counts = table_of(rounds, peer[pieces], lengths, (plan.rounds, plan.size))
-        return cls(pieces, *moves.cells.corners(moves.cell[pieces]), at, edges, counts)
-
-    def by_round(self, target: Place, source: Place) -> list[Copies]:
-        """Return the copies of each round."""
-        return [
-            Copies(
-                self.shapes[lo:hi],
-                tuple(column[lo:hi] for column in target),
-                tuple(column[lo:hi] for column in source),
-                Described(),
-            )
-            for lo, hi in pairwise(self.edges.tolist())
-        ]
-
-
-def _round_edges(rounds: Ints, count: int) -> Ints:
-    """Return the start of each round in ascending ``rounds``, and the end of the last."""
-    return np.searchsorted(rounds, np.arange(count + 1))
-
-
-def _starts(cuts: tuple[Cuts, ...], numbers: Ints) -> Ints:
-    """Return the first position of some blocks: (blocks, axes)."""
-    return values_at(cuts, unravel(numbers, grid_of(cuts)))
+    return Schedule(dict(zip(*same, strict=True)), indices_at(blocks, plan.target.grid), [*rounds])
 
 
 def _units(plan: RedistributePlan, numbers: Ints) -> list[Unit]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.cells import indices_at
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.rank import Slices, schedule
 from graph_opt.model.layout import Index, Layout
@@ -18,7 +19,7 @@ Blocks = Mapping[Index, Array]
 
 def redistribute_reference(plan: RedistributePlan, blocks: Blocks) -> dict[Index, Array]:
     """Redistribute all blocks of all ranks, round after round, in NumPy."""
-    moves = plan.moves
+    cells = plan.moves.cells
     result = {
         index: np.empty(plan.target.block_shape(index), plan.dtype)
         for index, owner in zip(plan.target.indices(), plan.target.owners, strict=True)
@@ -27,11 +28,14 @@ def redistribute_reference(plan: RedistributePlan, blocks: Blocks) -> dict[Index
     for rank in range(plan.size):
         for index, source in schedule(plan, rank).kept.items():
             result[index] = blocks[source]
-    order = np.argsort(moves.round, kind="stable")
-    starts, shapes = moves.cells.corners(moves.cell[order])
-    for start, shape in zip(starts.tolist(), shapes.tolist(), strict=True):
+    order = np.argsort(plan.moves.round, kind="stable")
+    targets = indices_at(cells.target[order], plan.target.grid)
+    columns = cells.column("at", order).tolist(), cells.column("length", order).tolist()
+    for target, at, shape in zip(targets, *columns, strict=True):
+        here = tuple(slice(lo, lo + n) for lo, n in zip(at, shape, strict=True))
+        firsts = (cuts[chunk] for cuts, chunk in zip(plan.target.cuts, target, strict=True))
+        start = [lo + first for lo, first in zip(at, firsts, strict=True)]
         source, there = _place(plan.source, start, shape)
-        target, here = _place(plan.target, start, shape)
         result[target][here] = blocks[source][there]
     return result
 
