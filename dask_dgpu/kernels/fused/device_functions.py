@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from graph_opt.model.expression import Apply, Constant, Node
+
 Dtype = np.dtype[Any]
 
 TYPES = {
@@ -97,6 +99,7 @@ def literal(value: Any, dtype: Dtype) -> str:
     """Return a number of a dtype as C++."""
     with np.errstate(all="ignore"):
         number: Any = np.asarray(value).astype(dtype)[()]
+    wide = dtype.itemsize == 8
     if dtype.kind == "c":
         part = np.dtype(f"f{dtype.itemsize // 2}")
         parts = literal(number.real, part), literal(number.imag, part)
@@ -104,48 +107,41 @@ def literal(value: Any, dtype: Dtype) -> str:
     if dtype.kind == "b":
         return "true" if number else "false"
     if dtype.kind == "f":
-        if dtype.itemsize == 8:
-            known = np.isfinite(number)
-            return repr(float(number)) if known else f"__longlong_as_double({_bits(number)}ll)"
-        number = np.float32(number)
-        return f"{float(number)!r}f" if np.isfinite(number) else f"__int_as_float({_bits(number)})"
-    if dtype == np.int64 and number == np.iinfo(dtype).min:
+        number = number if wide else np.float32(number)
+        if np.isfinite(number):
+            return f"{float(number)!r}{'' if wide else 'f'}"
+        bits = hex(int.from_bytes(number.tobytes()[::-1]))
+        return f"__longlong_as_double({bits}ll)" if wide else f"__int_as_float({bits})"
+    if number == np.iinfo(np.int64).min:
         return "(-9223372036854775807ll - 1)"
-    suffix = {"i": "", "u": "u"}[dtype.kind] + ("ll" if dtype.itemsize == 8 else "")
-    if dtype == np.int32 and number == np.iinfo(dtype).min:
-        return "(-2147483647 - 1)"
-    return f"({value_type(dtype)}) {int(number)}{suffix}"
-
-
-def _bits(number: Any) -> str:
-    return hex(int.from_bytes(number.tobytes()[::-1]))
+    return f"({value_type(dtype)}) {number}{'u' * (dtype.kind == 'u')}{'ll' * wide}"
 
 
 def call(
-    function: str,
+    node: Apply,
+    nodes: Sequence[Node],
     arguments: Sequence[str | None],
     loop: Sequence[Dtype],
     dtype: Dtype,
-    options: dict[str, Any],
-    exponent: Any = None,
 ) -> str | None:
     """Return the C++ call of a function of NumPy, or None if there is none.
 
-    ``exponent`` is the second argument if it is a constant, and an argument is None if it is a
-    constant ``None``.
+    An argument is None if it is a constant ``None``.
     """
-    ufunc = getattr(np, function, None)
-    if isinstance(ufunc, np.ufunc):
-        found = _ufunc(ufunc.__name__, arguments, loop, exponent)
+    options = {name: value for name, value in node.options if name != "dtype"}
+    if isinstance(getattr(np, node.function), np.ufunc):
+        last = nodes[node.arguments[-1]]
+        exponent = last.value if isinstance(last, Constant) else None
+        found = None if options else _ufunc(node.function, arguments, loop, exponent)
     else:
-        found = _function(function, arguments, loop, dtype, options)
+        found = _function(node.function, arguments, loop, dtype, options)
     return f"half_rounded({found})" if found and dtype.name == "float16" else found
 
 
 def _ufunc(
     name: str, arguments: Sequence[str | None], loop: Sequence[Dtype], exponent: Any
 ) -> str | None:
-    function, kinds = FUNCTIONS.get(name, ("", ""))
+    function, kinds = FUNCTIONS.get(getattr(np, name).__name__, ("", ""))
     if any(dtype.kind not in kinds for dtype in loop):
         return None
     constant = name == "power" and isinstance(exponent, int | float)
@@ -163,32 +159,34 @@ def _function(
 ) -> str | None:
     x, kind = arguments[0], loop[0].kind
     match name:
-        case "where" if len(arguments) == 3 and not options:
+        case "isclose" if loop[0] == loop[1] and loop[0].name in WIDE:
+            return _close(str(x), str(arguments[1]), loop[0], options)
+        case "round" if options.keys() <= {"decimals"}:
+            return _rounded(x, loop[0], options.get("decimals", 0))
+        case _ if options:
+            return None
+        case "where":
             return f"({x} ? {arguments[1]} : {arguments[2]})"
-        case "clip" if kind in "biuf" and not options:
-            low, high = (*arguments[1:], None, None)[:2]
+        case "clip" if kind in "biuf":
+            _, low, high = arguments
             least = x if low is None else f"np_maximum({x}, {low})"
             return least if high is None else f"np_minimum({least}, {high})"
-        case "real" if not options:
+        case "real":
             return f"{x}.re" if kind == "c" else x
-        case "imag" if not options:
+        case "imag":
             return f"{x}.im" if kind == "c" else literal(0, dtype)
-        case "angle" if kind in "fc" and not options:
-            if kind == "c":
-                return f"atan2({x}.im, {x}.re)"
+        case "angle" if kind == "c":
+            return f"atan2({x}.im, {x}.re)"
+        case "angle" if kind == "f":
             return f"atan2({literal(0, dtype)}, {x})"
-        case "nan_to_num" if kind in "biuf" and not options:
-            if kind != "f":
-                return x
+        case "nan_to_num" if kind == "f":
             limits = np.finfo(dtype)
             most, least = literal(limits.max, dtype), literal(limits.min, dtype)
             return f"np_nan_to_num({x}, {most}, {least})"
+        case "nan_to_num" if kind in "biu":
+            return x
         case "sinc" if dtype.name in WIDE:
             return f"np_sinc({x}, {literal(np.finfo(dtype).eps, dtype)})"
-        case "isclose" if loop[0] == loop[1] and loop[0].name in WIDE:
-            return _close(str(x), str(arguments[1]), loop[0], options)
-        case "round" if len(arguments) == 1 and set(options) <= {"decimals"}:
-            return _rounded(x, loop[0], options.get("decimals", 0))
     return None
 
 

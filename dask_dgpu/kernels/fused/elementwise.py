@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dask_dgpu.kernels.fused.device_functions import stored_type
 from dask_dgpu.kernels.fused.kernel import THREADS, Launch
-from dask_dgpu.kernels.fused.layout import Domain, written
-from dask_dgpu.kernels.fused.prelude import PRELUDE, QUICK
+from dask_dgpu.kernels.fused.layout import Domain, stores, written
+from dask_dgpu.kernels.fused.prelude import QUICK
 from dask_dgpu.kernels.fused.source import Code, Known
 
 ALONE = 4
 """Elements that a thread computes if it cannot read several neighbours at once."""
 
 SOURCE = r"""
-typedef %(index)s Index;
 template <int N> struct Lanes { static constexpr int value = N; };
 template <bool Q> struct Quick { static constexpr bool value = Q; };
 
-KERNEL(%(threads)d)
-fused(%(signature)s) {
-    auto work = [&](auto lanes, const Index first) {
+KERNEL(%(bounds)s)
+%(name)s(%(signature)s) {
+    %(bases)s
+    auto work = [&](auto lanes, const Index where) {
         constexpr int L = decltype(lanes)::value;
-        %(split)s
+        %(split_reduced)s
         %(loads)s
         %(results)s
         int plain = 1;
@@ -32,6 +31,7 @@ fused(%(signature)s) {
             #pragma unroll
             for (int j = 0; j < L; ++j) {
                 %(code)s
+                %(values)s
             }
         };
         all(Quick<true>{});
@@ -40,54 +40,39 @@ fused(%(signature)s) {
     };
     constexpr int STEP = %(threads)d * %(lanes)d;
     const Index first = (Index) blockIdx.x * STEP * %(items)d + threadIdx.x * %(lanes)d;
-    if (first + (%(items)d - 1) * STEP + %(lanes)d <= size) {
+    if (first + (%(items)d - 1) * STEP + %(lanes)d <= length) {
         #pragma unroll
         for (int item = 0; item < %(items)d; ++item) work(Lanes<%(lanes)d>{}, first + item * STEP);
     } else
         for (int item = 0; item < %(items)d; ++item)
             for (int j = 0; j < %(lanes)d; ++j)
-                if (first + item * STEP + j < size) work(Lanes<1>{}, first + item * STEP + j);
+                if (first + item * STEP + j < length) work(Lanes<1>{}, first + item * STEP + j);
 }
 """
 
 
-def elementwise(results: Sequence[int], known: Known) -> Launch:
+def elementwise(nodes: Sequence[int], known: Known) -> Launch:
     """Return the launch that computes nodes of one shape, none of them empty."""
-    domain = Domain(known, known.found[results[0]].shape)
+    shape = known.found[nodes[0]].shape
+    domain = Domain(known, shape, range(len(shape)))
     code = Code(domain)
-    values = [code.value(at, domain.everywhere) for at in results]
+    values = [code.value(at, domain.everywhere) for at in nodes]
     domain.walk()
-    dtypes = [known.found[at].dtype for at in results]
-    kinds, walk = [stored_type(dtype) for dtype in dtypes], domain.kept
-    sizes = [dtype.itemsize for dtype in dtypes]
-    lanes = domain.lanes_along(walk, domain.reduced, whole=False, results=sizes)
+    walk, kinds = domain.reduced, domain.kinds(nodes)
+    lanes = domain.lanes_along(walk, domain.kept, whole=False, results=nodes)
     items = ALONE if lanes == 1 else 1
     grid = -(-walk.size // (THREADS * lanes * items)), 1
-    entry = domain.entry("fused", written(kinds), ["const Index size"], [walk.size], grid)
+    entry = domain.entry("fused", written(kinds), {"length": walk.size}, grid)
     source = SOURCE % {
-        "index": domain.index,
-        "threads": THREADS,
+        **domain.macros(entry),
+        **stores([*zip(range(len(nodes)), kinds, values, strict=True)], "where"),
         "lanes": lanes,
         "items": items,
-        "signature": entry.signature,
-        "split": walk.split("first"),
         "loads": "\n        ".join(
-            f"Vector<{kind}, L> {name}; {domain.loads(at, name, walk, 'p')}"
-            for at, (name, kind) in enumerate(zip(domain.names, domain.kinds, strict=True))
+            f"Vector<{each.kind}, L> {each.name}; {domain.load(each, each.name, walk)}"
+            for each in domain.read
         ),
-        "results": " ".join(f"Vector<{kind}, L> r{at};" for at, kind in enumerate(kinds)),
-        "code": "\n                ".join(
-            [
-                *code.lines,
-                *(
-                    f"r{at}.lane[j] = stored<{kind}>({value});"
-                    for at, (kind, value) in enumerate(zip(kinds, values, strict=True))
-                ),
-            ]
-        ),
-        "stores": " ".join(
-            f"*(Vector<{kind}, L>*) (out{at} + first) = r{at};" for at, kind in enumerate(kinds)
-        ),
+        "code": "\n                ".join(code.lines),
     }
-    outputs = tuple(map(domain.output, results))
-    return Launch(PRELUDE + QUICK + source, (entry,), domain.read(), outputs)
+    outputs = [domain.output(at, whole=True) for at in nodes]
+    return domain.launch(QUICK + source, [entry], outputs)

@@ -68,8 +68,7 @@ class Entry(NamedTuple):
 
     name: str
     arrays: tuple[str, ...]
-    numbers: tuple[str, ...]
-    values: tuple[Any, ...]
+    numbers: dict[str, Any]  # values by parameters
     grid: tuple[int, int]
     threads: int = THREADS
     bounds: str = str(THREADS)

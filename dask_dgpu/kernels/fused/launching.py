@@ -126,7 +126,7 @@ class Kernels:
             Kernel(
                 compiled(source, entry.name + suffix).kernel,
                 entry,
-                Packing.of(len(entry.arrays) * most, entry.values),
+                Packing.of(len(entry.arrays) * most, [*entry.numbers.values()]),
                 entry.first * most,
             )
             for entry in self.launch.entries

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
+from dask_dgpu.kernels.fused.device_functions import value_type
 from dask_dgpu.kernels.fused.kernel import THREADS, Launch
-from dask_dgpu.kernels.fused.layout import Domain, written
-from dask_dgpu.kernels.fused.prelude import PRELUDE
-from dask_dgpu.kernels.fused.reduce import SIZES, WARP, Reductions
-from dask_dgpu.kernels.fused.source import Axes, Code, Known, Misplaced
+from dask_dgpu.kernels.fused.layout import Domain, stores, written
+from dask_dgpu.kernels.fused.reduce import WARP, Reductions
+from dask_dgpu.kernels.fused.source import Axes, Code, Known, Misplaced, Operand
 from dask_dgpu.kernels.fused.states import SOURCE as STATES
 
 MOST_THREADS = 1024
@@ -38,7 +37,7 @@ def on_chip(results: Sequence[int], passes: Sequence[Sequence[int]], known: Know
     if len(domains) != 1:
         return None
     try:
-        return _Rows(known, *domains.pop(), results, passes).launch()
+        return _Rows(known, *domains.pop(), results, passes).kernel()
     except Misplaced:
         return None
 
@@ -58,7 +57,14 @@ class _Rows(Domain):
         self.results = results
         self.passes = [self._pass(number, several) for number, several in enumerate(passes)]
         self.full, self.rows = Code(self), Code(self)
-        self.values = [self._value(at) for at in results]
+        # places of results with an element for each of the domain, and for each row
+        self.wholes = {at: self.found[node].shape == shape for at, node in enumerate(results)}
+        self.values = [
+            self.full.value(node, self.everywhere)
+            if self.wholes[at]
+            else self.rows.value(node, self._row_axes(self.found[node].shape))
+            for at, node in enumerate(results)
+        ]
         self._arrange()
 
     def _pass(self, number: int, several: Sequence[int]) -> Reductions:
@@ -69,19 +75,12 @@ class _Rows(Domain):
 
     def _row_axes(self, shape: tuple[int, ...]) -> Axes:
         """Return how an array of one element a row lies in the domain."""
-        kept = [axis for axis in range(len(self.shape)) if axis not in self.inner]
-        if shape == tuple(self.shape[axis] for axis in kept):
-            return tuple(axis if self.shape[axis] != 1 else None for axis in kept)
-        if shape == tuple(1 if axis in self.inner else n for axis, n in enumerate(self.shape)):
-            return tuple(None if n == 1 else axis for axis, n in enumerate(shape))
+        kept = tuple(None if axis in self.inner else at for axis, at in enumerate(self.everywhere))
+        axes = tuple(at for axis, at in enumerate(kept) if axis not in self.inner)
+        for each in (axes, kept):
+            if shape == tuple(1 if axis is None else self.shape[axis] for axis in each):
+                return each
         raise Misplaced
-
-    def _value(self, at: int) -> tuple[bool, str]:
-        """Return whether a result has an element for each of the domain, and its value."""
-        shape = self.found[at].shape
-        if shape == self.shape:
-            return True, self.full.value(at, self.everywhere)
-        return False, self.rows.value(at, self._row_axes(shape))
 
     def _arrange(self) -> None:
         """Choose the walks, the vectors and the threads of a row."""
@@ -89,102 +88,77 @@ class _Rows(Domain):
         kept, reduced = self.kept, self.reduced
         if sum(step == 1 for step in kept.inner) > sum(step == 1 for step in reduced.inner):
             raise Misplaced
-        sizes = [self.found[at].dtype.itemsize for at in self.results]
-        self.lanes = self.lanes_along(reduced, kept, whole=True, results=sizes)
+        self.lanes = self.lanes_along(reduced, kept, whole=True, results=self.results)
         vectors = -(-reduced.size // self.lanes)
         self.group = min(MOST_THREADS, 1 << (-(-vectors // 4) - 1).bit_length())
         if vectors <= 4 * WARP:
             self.group = min(WARP, 1 << (vectors - 1).bit_length())
         self.items = -(-vectors // self.group)
-        self.threads = THREADS if self.group <= WARP else self.group
-        whole = self.group * self.items * self.lanes == reduced.size
-        self.exact = int(whole and self.items & (self.items - 1) == 0)
-        words = sum(
-            max(1, array.dtype.itemsize // 4)
-            for at, array in enumerate(self.described)
-            if self._keeps(at)
-        )
+        words = sum(max(1, x.array.dtype.itemsize // 4) for x in self.read if self._keeps(x))
         idle = kept.size < FEW_ROWS and kept.size * reduced.size > SMALL
         if words * self.items * self.lanes > REGISTERS or self.items > MOST_ITEMS or idle:
             raise Misplaced
 
-    def _keeps(self, at: int) -> bool:
+    def _keeps(self, operand: Operand) -> bool:
         """Whether threads keep their part of an operand; what all rows share is read again."""
         alone = not self.kept.lengths
-        return alone or any(self.kept.strides[at]) or not self._varies(at)
+        return alone or any(self.kept.strides[operand.at]) or not self._varies(operand)
 
-    def _varies(self, at: int) -> bool:
-        return any(self.reduced.strides[at])
+    def _varies(self, operand: Operand) -> bool:
+        return any(self.reduced.strides[operand.at])
 
-    def launch(self) -> Launch:
+    def kernel(self) -> Launch:
         """Return the launch."""
-        kinds = [stored_type(self.found[at].dtype) for at in self.results]
-        sizes = self.kept.size, self.reduced.size
-        grid = -(-self.kept.size * self.group // self.threads), 1
-        threads = {"threads": self.threads, "bounds": str(self.threads)}
-        entry = self.entry("on_chip", written(kinds), SIZES, sizes, grid, **threads)
+        kinds = self.kinds(self.results)
+        threads = THREADS if self.group <= WARP else self.group
+        grid = -(-self.kept.size * self.group // threads), 1
+        options = {"threads": threads, "bounds": str(threads)}
+        entry = self.entry("on_chip", written(kinds), self.sizes, grid, **options)
         limits = set[str]().union(*(reductions.limits for reductions in self.passes))
         states = [each.struct(f"States{number}") for number, each in enumerate(self.passes)]
-        prelude = PRELUDE + STATES + "".join(sorted(limits)) + "".join(states) + SHARE
-        outputs = [
-            self.output(at, self.inner if whole else ())
-            for at, (whole, _) in zip(self.results, self.values, strict=True)
+        kept = [operand for operand in self.read if self._keeps(operand)]
+        loads = {x: self.load(x, f"g_{x.name}[{self._item(x)}]", self.reduced) for x in kept}
+        whole = self.group * self.items * self.lanes == self.reduced.size
+        row_results = [
+            f"out{at}[kept] = stored<{kinds[at]}>({value});"
+            for at, value in enumerate(self.values)
+            if not self.wholes[at]
         ]
-        return Launch(
-            f"typedef {self.index} Index;\n{prelude}{self._source(entry.signature, kinds)}",
-            (entry,),
-            self.read(),
-            tuple(outputs),
-        )
-
-    def _source(self, signature: str, kinds: Sequence[str]) -> str:
-        kept = [at for at in range(len(self.names)) if self._keeps(at)]
-        names, along = self.names, self.reduced
-        once = [self.loads(at, f"g_{names[at]}[0]", along) for at in kept if not self._varies(at)]
-        each = [self.loads(at, f"g_{names[at]}[u]", along) for at in kept if self._varies(at)]
-        rows = [(at, value) for at, (whole, value) in enumerate(self.values) if not whole]
-        return SOURCE % {
-            "signature": signature,
-            "split_kept": self.kept.split("where_kept"),
-            "split_reduced": self.reduced.split("where"),
-            "bases": self.bases(),
+        source = SOURCE % {
+            **self.macros(entry),
             "declared": " ".join(
-                f"Vector<{self.kinds[at]}, L> g_{names[at]}[{'U' if self._varies(at) else 1}];"
-                for at in kept
+                f"Vector<{x.kind}, L> g_{x.name}[{'U' if self._varies(x) else 1}];" for x in kept
             ),
-            "once": " ".join(once),
-            "each": "\n            ".join(each),
+            "once": " ".join(load for x, load in loads.items() if not self._varies(x)),
+            "each": " ".join(load for x, load in loads.items() if self._varies(x)),
             "phases": "".join(self._phase(*each) for each in enumerate(self.passes)),
             "final": self._final(kinds),
             "row_operands": self._named(self.rows, "0"),
-            "row_code": " ".join(self.rows.lines),
-            "row_results": " ".join(
-                f"out{at}[kept] = stored<{kinds[at]}>({value});" for at, value in rows
-            ),
+            "row_code": " ".join([*self.rows.lines, *row_results]),
             "group": self.group,
-            "threads": self.threads,
             "lanes": self.lanes,
             "items": self.items,
-            "exact": self.exact,
+            "exact": int(whole and self.items & (self.items - 1) == 0),
         }
+        source = STATES + "".join(sorted(limits)) + "".join(states) + SHARE + source
+        outputs = [self.output(node, self.wholes[at]) for at, node in enumerate(self.results)]
+        return self.launch(source, [entry], outputs)
+
+    def _item(self, operand: Operand, item: str = "u") -> str:
+        """Return C++ of which of a thread's vectors of an operand it means."""
+        return item if self._varies(operand) else "0"
 
     def _phase(self, number: int, reductions: Reductions) -> str:
         """Return C++ that reduces the rows, and gives all their threads the results."""
         variables = [self.given[at][0] for at in reductions.several]
-        dtypes = [self.found[at].dtype for at in reductions.several]
+        pairs = list(zip(reductions.dtypes, variables, strict=True))
         values = reductions.results("all", "((double) length)")
         return PHASE % {
+            **reductions.macros("[N]", "[e]", "all.s{at}.take(a{at}, places);"),
             "number": number,
-            "code": "\n                ".join(reductions.code.lines),
-            "arrays": reductions.arrays("[N]"),
-            "values": " ".join(reductions.assigned("[e]")),
-            "take": " ".join(f"all.s{at}.take(a{at}, places);" for at in range(len(values))),
             "operands": self._named(reductions.code, "u"),
             "seed": _seed(number, reductions),
-            "declared": " ".join(
-                f"{value_type(dtype)} {name};"
-                for dtype, name in zip(dtypes, variables, strict=True)
-            ),
+            "declared": " ".join(f"{value_type(dtype)} {name};" for dtype, name in pairs),
             "results": " ".join(
                 f"{name} = {value};" for name, value in zip(variables, values, strict=True)
             ),
@@ -192,45 +166,36 @@ class _Rows(Domain):
 
     def _final(self, kinds: Sequence[str]) -> str:
         """Return C++ that writes the results of all elements, if there are any."""
-        full = [(at, value) for at, (whole, value) in enumerate(self.values) if whole]
-        if not full:
-            return ""
-        return RESULT % {
+        full = [(at, kinds[at], x) for at, x in enumerate(self.values) if self.wholes[at]]
+        macros = stores(full, "kept * length + where")
+        macros |= {
             "operands": self._named(self.full, "u"),
-            "code": "\n                ".join(self.full.lines),
-            "results": " ".join(f"Vector<{kinds[at]}, L> o{at};" for at, _ in full),
-            "values": " ".join(
-                f"o{at}.lane[j] = stored<{kinds[at]}>({value});" for at, value in full
-            ),
-            "stores": " ".join(
-                f"*(Vector<{kinds[at]}, L>*) (out{at} + kept * length + where) = o{at};"
-                for at, _ in full
-            ),
+            "code": "\n            ".join(self.full.lines),
         }
+        return RESULT % macros if full else ""
 
     def _named(self, code: Code, item: str) -> str:
         """Return C++ that names the lanes of the operands of some code."""
         lines = []
-        for at, name in enumerate(self.names):
-            kind = f"Vector<{self.kinds[at]}, L>"
-            if name not in code.used:
+        for x in self.read:
+            kind = f"Vector<{x.kind}, L>"
+            if x.name not in code.used:
                 continue
-            if self._keeps(at):
-                which = item if self._varies(at) else "0"
-                lines.append(f"const {kind}& {name} = g_{name}[{which}];")
+            if self._keeps(x):
+                lines.append(f"const {kind}& {x.name} = g_{x.name}[{self._item(x, item)}];")
             else:
                 guard, split = "if (EXACT || where < length)", self.reduced.split("where")
-                load = self.loads(at, name, self.reduced)
-                lines.append(f"{kind} {name}; {guard} {{ {split} {load} }}")
+                load = self.load(x, x.name, self.reduced)
+                lines.append(f"{kind} {x.name}; {guard} {{ {split} {load} }}")
         return "\n            ".join(lines)
 
 
 def _seed(number: int, reductions: Reductions) -> str:
     """Return C++ that has all threads of a row subtract its first element, where states do."""
     takes = " ".join(
-        f"{{ const {value_type(state.taken)} x[1] = {{a{at}[0]}}; first.s{at}.take(x, place); }}"
-        for at, state in enumerate(reductions.states)
-        if state.shifts
+        f"{{ const {value_type(reductions.states[at].taken)} x[1] = {{a{at}[0]}}; "
+        f"first.s{at}.take(x, place); }}"
+        for at in reductions.shifts
     )
     if not takes:
         return ""
@@ -258,8 +223,8 @@ template <int GROUP, class S> void share_group(S& mine) {
 """
 
 SOURCE = r"""
-KERNEL(%(threads)d)
-on_chip(%(signature)s) {
+KERNEL(%(bounds)s)
+%(name)s(%(signature)s) {
     constexpr int L = %(lanes)d, U = %(items)d, GROUP = %(group)d, THREADS = %(threads)d;
     constexpr bool EXACT = %(exact)d;
     const int lane = threadIdx.x %% GROUP;
@@ -284,7 +249,6 @@ on_chip(%(signature)s) {
         constexpr int j = 0;
         %(row_operands)s
         %(row_code)s
-        %(row_results)s
     }
 }
 """

@@ -7,20 +7,20 @@ without generated code, and the arguments of these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
-from dask_dgpu.kernels.fused.device_functions import TYPES
 from dask_dgpu.kernels.fused.elementwise import elementwise
 from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.onchip import on_chip
 from dask_dgpu.kernels.fused.reduce import reduction
-from dask_dgpu.kernels.fused.source import Known, generated
+from dask_dgpu.kernels.fused.source import Known
 from dask_dgpu.kernels.fused.states import state_of
-from dask_dgpu.kernels.fused.typed import Typed, typed
-from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
+from dask_dgpu.kernels.fused.typed import typed
+from graph_opt.model.expression import Constant, Expression, Input, Reduce, View
 
-MOMENTS = ("var", "std")
+WRITE, REDUCE, CALL = range(3)
+"""What is done for nodes, in this order: they are stored, reduced, or left to the module."""
 
 
 class ByModule(NamedTuple):
@@ -35,122 +35,99 @@ def planned(expression: Expression, blocks: Sequence[Array]) -> list[Launch | By
 
     Raises what NumPy raises for these dtypes and shapes.
     """
-    dtypes, shapes = [block.dtype for block in blocks], [block.shape for block in blocks]
-    found = typed(expression, dtypes, shapes)
-    nodes, results = expression.nodes, expression.results
-    cone = list(expression.cone(*results))
-    if not any(0 in found[at].shape for at in cone):
-        return _Planner(expression, blocks, found).plan()
-    called = [at for at in cone if at in results or not isinstance(nodes[at], Constant)]
-    return [_called(at, found[at]) for at in called if not isinstance(nodes[at], Input)]
-
-
-def _called(at: int, found: Typed) -> ByModule:
-    return ByModule(at, Array(found.dtype, found.shape, contiguous(found.shape), aligned=1))
+    return _Planner(expression, blocks).plan()
 
 
 class _Planner:
-    def __init__(
-        self, expression: Expression, blocks: Sequence[Array], found: Sequence[Typed]
-    ) -> None:
-        self.nodes, self.found = expression.nodes, found
-        self.cone = list(expression.cone(*expression.results))
-        self.results = expression.results
-        self.arrays = {
-            at: blocks[node.at] for at, node in enumerate(self.nodes) if isinstance(node, Input)
-        }
-        self.known = Known(self.nodes, found, self.arrays)
-        self.stored = set(self.arrays)  # nodes that will be arrays in memory
-        self.reductions: dict[tuple[Any, ...], list[int]] = {}
-        self.written: dict[tuple[Any, ...], list[int]] = {}  # elementwise
-        self.by_module: dict[int, list[int]] = {}
+    def __init__(self, expression: Expression, blocks: Sequence[Array]) -> None:
+        dtypes, shapes = [block.dtype for block in blocks], [block.shape for block in blocks]
+        self.nodes, self.results = expression.nodes, dict.fromkeys(expression.results)
+        self.found = typed(expression, dtypes, shapes)
+        self.cone = list(expression.cone(*self.results))
+        self.empty = any(0 in self.found[at].shape for at in self.cone)
+        inputs = ((at, node) for at, node in enumerate(self.nodes) if isinstance(node, Input))
+        arrays = {at: blocks[node.at] for at, node in inputs}
+        self.known = Known(self.nodes, self.found, arrays, {})
+        self.stored = set(arrays)  # nodes that will be arrays in memory
+        # nodes by the number of passes before, what is done, and their domain
+        self.work: dict[tuple[int, int, Any], list[int]] = {}
         self.ready: dict[int, int] = {}  # the passes before a node has its value
 
     def plan(self) -> list[Launch | ByModule]:
         """Return the steps."""
         for at in self.cone:
-            self.ready[at] = self._scheduled(at, self.nodes[at])
-        for at in dict.fromkeys(self.results):
-            if at not in self.stored and not self.is_view(at):
+            self.ready[at] = self._scheduled(at)
+        for at in self.results:
+            if not self._is_view(at, self.stored):
                 self._write(at)
-        return self._one_kernel() or self._passes()
+        in_order = sorted(self.work, key=lambda key: key[:2])
+        return self._one_kernel(in_order) or self._passes(in_order)
 
-    def is_view(self, at: int) -> bool:
-        """Whether a node is an array in memory, or a view of one."""
+    def _is_view(self, at: int, arrays: Container[int]) -> bool:
+        """Whether a node is one of these arrays, or a view of one."""
         node = self.nodes[at]
-        return at in self.stored or (isinstance(node, View) and self.is_view(node.argument))
+        return at in arrays or (isinstance(node, View) and self._is_view(node.argument, arrays))
 
-    def _scheduled(self, at: int, node: Node) -> int:
+    def _scheduled(self, at: int) -> int:
         """Note what must be launched for a node; return after how many passes it has its value."""
+        node, found = self.nodes[at], self.found
         before = max((self.ready[of] for of in node.arguments), default=0)
-        if isinstance(node, Input):
+        if isinstance(node, Input | Constant):
             return 0
-        if isinstance(node, Reduce) and self._reducible(at, node):
-            self.reductions.setdefault((before, *self.known.domain(at)), []).append(at)
-        elif not isinstance(node, Reduce) and generated(at, self.nodes, self.found):
+        state = None
+        if isinstance(node, Reduce) and not self.empty:
+            state = state_of(node, found[node.argument], found[at])
+        if isinstance(node, Reduce) and state is not None:
+            self.known.reductions[at] = node, state
+            self._add(at, before, REDUCE, self.known.domain(at))
+        elif found[at].known and not isinstance(node, Reduce) and not self.empty:
             return before
         else:
-            if isinstance(node, Constant):
-                return 0
             for of in node.arguments:
-                if not isinstance(self.nodes[of], Constant) and not self.is_view(of):
+                if not isinstance(self.nodes[of], Constant) and not self._is_view(of, self.stored):
                     self._write(of)
                     before = max(before, self.ready[of] + 1)
-            self.by_module.setdefault(before, []).append(at)
+            self._add(at, before, CALL)
         self.stored.add(at)
         return before + 1
 
-    def _reducible(self, at: int, node: Reduce) -> bool:
-        argument, found = self.found[node.argument], self.found[at]
-        if isinstance(self.nodes[node.argument], Constant):
-            return False
-        return argument.dtype.name in TYPES and state_of(node, argument, found) is not None
-
     def _write(self, at: int) -> None:
-        several = self.written.setdefault((self.ready[at], self.found[at].shape), [])
+        self._add(at, self.ready[at], CALL if self.empty else WRITE, self.found[at].shape)
+
+    def _add(self, at: int, before: int, what: int, domain: Any = None) -> None:
+        several = self.work.setdefault((before, what, domain), [])
         if at not in several:
             several.append(at)
 
-    def _one_kernel(self) -> list[Launch | ByModule]:
+    def _one_kernel(self, in_order: Sequence[tuple[int, int, Any]]) -> list[Launch | ByModule]:
         """Return the launch of rows on chip, if there are several passes over the blocks."""
-        if self.by_module or not (self.written or self._moments()) or not self.reductions:
+        kinds = {what for _, what, _ in self.work}
+        # merging moments takes long unless counts are known
+        moments = any(state.shifts for _, state in self.known.reductions.values())
+        if not (kinds == {WRITE, REDUCE} or (kinds == {REDUCE} and moments)):
             return []
-        results = [at for at in dict.fromkeys(self.results) if not self._is_block(at)]
         passes: dict[int, list[int]] = {}
-        for (before, *_), several in self.reductions.items():
-            passes.setdefault(before, []).extend(several)
-        in_order = [passes[before] for before in sorted(passes)]
-        launch = on_chip(results, in_order, self.known)
+        for before, what, domain in in_order:
+            if what == REDUCE:
+                passes.setdefault(before, []).extend(self.work[before, what, domain])
+        results = [at for at in self.results if not self._is_view(at, self.known.arrays)]
+        launch = on_chip(results, [*passes.values()], self.known)
         return [launch] if launch else []
 
-    def _moments(self) -> bool:
-        """Whether some reduction merges moments, which takes long unless counts are known."""
-        several = (self.nodes[at] for group in self.reductions.values() for at in group)
-        return any(isinstance(node, Reduce) and node.function in MOMENTS for node in several)
-
-    def _is_block(self, at: int) -> bool:
-        node = self.nodes[at]
-        return isinstance(node, Input) or (isinstance(node, View) and self._is_block(node.argument))
-
-    def _passes(self) -> list[Launch | ByModule]:
+    def _passes(self, in_order: Sequence[tuple[int, int, Any]]) -> list[Launch | ByModule]:
         steps: list[Launch | ByModule] = []
-        times = {time for time, *_ in (*self.reductions, *self.written)} | set(self.by_module)
-        for time in sorted(times):
-            made = [
-                elementwise(several, self.known)
-                for (when, _), several in self.written.items()
-                if when == time
-            ]
-            made += [
-                reduction(several, self.known)
-                for (when, *_), several in self.reductions.items()
-                if when == time
-            ]
-            calls = [_called(at, self.found[at]) for at in self.by_module.get(time, ())]
-            for launch in made:
-                for output in launch.outputs:
-                    if output.node in self.stored:
-                        self.arrays[output.node] = output.array
-            self.arrays.update({call.node: call.array for call in calls})
-            steps += [*made, *calls]
+        for key in in_order:
+            nodes, (_, what, _) = self.work[key], key
+            if what == WRITE:
+                steps.append(elementwise(nodes, self.known))
+            elif what == REDUCE:
+                launch = reduction(nodes, self.known)
+                self.known.arrays.update({x.node: x.array for x in launch.outputs})
+                steps.append(launch)
+            else:
+                for at in nodes:
+                    dtype, shape, *_ = self.found[at]
+                    array = Array(dtype, shape, contiguous(shape), aligned=1)
+                    self.known.arrays[at] = array
+                    steps.append(ByModule(at, array))
         return steps

@@ -14,18 +14,15 @@ share each, and a second launch merges their states in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from dask_dgpu.kernels.fused.device_functions import stored_type, value_type
+from dask_dgpu.kernels.fused.device_functions import value_type
 from dask_dgpu.kernels.fused.kernel import THREADS, Entry, Launch
 from dask_dgpu.kernels.fused.layout import Domain, written
-from dask_dgpu.kernels.fused.prelude import PRELUDE
 from dask_dgpu.kernels.fused.source import Code, Known
-from dask_dgpu.kernels.fused.states import BYTES, SOURCE, State, limits, result, state_of, taken
-from graph_opt.model.expression import Reduce
+from dask_dgpu.kernels.fused.states import BYTES, State, limits, result, taken
+from dask_dgpu.kernels.fused.states import SOURCE as STATES_SOURCE
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200; other devices are as busy with twice as many or half."""
@@ -52,27 +49,21 @@ SHORT = 4
 STRETCH = 16
 """Batches that are accumulated before they are merged with those before."""
 
-SIZES = ["const Index results", "const Index length"]
-
 
 class Reductions:
     """Reductions in one pass over a domain: the code of an element, and what each state takes."""
 
     def __init__(self, domain: Domain, several: Sequence[int]) -> None:
-        self.domain, self.several, self.code = domain, several, Code(domain)
-        self.nodes: list[Reduce] = []
+        self.several, self.code, found = several, Code(domain), domain.found
+        self.dtypes = [found[at].dtype for at in several]
         self.states: list[State] = []
         self.values: list[str] = []
-        for at in several:
-            node, found = domain.nodes[at], domain.found
-            state = None
-            if isinstance(node, Reduce):
-                state = state_of(node, found[node.argument], found[at])
-            if not isinstance(node, Reduce) or state is None:
-                raise TypeError(f"expected a reduction with generated code, got {node}")
+        self.limits: set[str] = set()  # C++ types of start values
+        for node, state in (domain.reductions[at] for at in several):
+            dtype = found[node.argument].dtype
             value = self.code.value(node.argument, domain.everywhere)
-            self.values.append(taken(value, state, found[node.argument].dtype))
-            self.nodes.append(node)
+            self.values.append(taken(value, state, dtype))
+            self.limits.add(limits(node, dtype))
             self.states.append(state)
 
     @property
@@ -81,42 +72,53 @@ class Reductions:
         return any(state.ordered for state in self.states)
 
     @property
-    def limits(self) -> set[str]:
-        """C++ types of start values."""
-        return {limits(node, self.domain.found[node.argument].dtype) for node in self.nodes}
-
-    def arrays(self, size: str) -> str:
-        """Return C++ of arrays for what the states take."""
-        pairs = enumerate(self.states)
-        return " ".join(f"{value_type(state.taken)} a{at}{size};" for at, state in pairs)
-
-    def assigned(self, place: str) -> list[str]:
-        """Return C++ that assigns the values of an element to its place in these arrays."""
-        return [f"a{at}{place} = {value};" for at, value in enumerate(self.values)]
+    def shifts(self) -> list[int]:
+        """The places of states that subtract the first element from all."""
+        return [at for at, state in enumerate(self.states) if state.shifts]
 
     def results(self, name: str, count: str) -> list[str]:
         """Return C++ of the values of the reductions, for states of this name."""
         return [
-            result(state, f"{name}.s{place}", count, self.domain.found[at].dtype)
-            for place, (at, state) in enumerate(zip(self.several, self.states, strict=True))
+            result(state, f"{name}.s{at}", count, dtype)
+            for at, (state, dtype) in enumerate(zip(self.states, self.dtypes, strict=True))
         ]
+
+    def macros(self, size: str, place: str, take: str) -> dict[str, str]:
+        """Return C++ that computes an element, and has the states take arrays of this size."""
+        kinds = [value_type(state.taken) for state in self.states]
+        return {
+            "code": "\n                ".join(self.code.lines),
+            "arrays": " ".join(f"{kind} a{at}{size};" for at, kind in enumerate(kinds)),
+            "values": " ".join(f"a{at}{place} = {x};" for at, x in enumerate(self.values)),
+            "take": " ".join(take.format(at=at) for at in range(len(kinds))),
+        }
 
     def struct(self, name: str = "States") -> str:
         """Return the C++ type of all states together."""
-        several = range(len(self.states))
-        shifted = [at for at in several if self.states[at].shifts]
-        return (
-            f"struct {name} {{\n"
-            + "".join(f"    {state.kind} s{at};\n" for at, state in enumerate(self.states))
-            + f"    void start() {{ {' '.join(f's{at}.start();' for at in several)} }}\n"
-            + f"    void merge(const {name}& other) {{ "
-            + " ".join(f"s{at}.merge(other.s{at});" for at in several)
-            + " }\n    void start_unshifted() { start(); "
-            + " ".join(f"s{at}.shift = 0;" for at in shifted)
-            + f" }}\n    void shift_by(const {name}& one) {{ "
-            + " ".join(f"s{at}.shift = one.s{at}.mean;" for at in shifted)
-            + " }\n};\n"
-        )
+
+        def each(text: str, places: Sequence[int] = range(len(self.states))) -> str:
+            return " ".join(text.format(at=at) for at in places)
+
+        fields = " ".join(f"{state.kind} s{at};" for at, state in enumerate(self.states))
+        return STATES % {
+            "name": name,
+            "fields": fields,
+            "start": each("s{at}.start();"),
+            "merge": each("s{at}.merge(other.s{at});"),
+            "unshifted": each("s{at}.shift = 0;", self.shifts),
+            "shift": each("s{at}.shift = one.s{at}.mean;", self.shifts),
+        }
+
+
+STATES = """
+struct %(name)s {
+    %(fields)s
+    void start() { %(start)s }
+    void merge(const %(name)s& other) { %(merge)s }
+    void start_unshifted() { start(); %(unshifted)s }
+    void shift_by(const %(name)s& one) { %(shift)s }
+};
+"""
 
 
 class Shape(NamedTuple):
@@ -135,38 +137,33 @@ class Shape(NamedTuple):
 def _shape_of(domain: Domain, weight: int) -> Shape:
     """Return rows or columns; ``weight`` are words of states."""
     kept, reduced = domain.kept, domain.reduced
+    results, length = kept.size, reduced.size
     near, far = (sum(step == 1 for step in walk.inner) for walk in (kept, reduced))
-    if near > far or (not far and kept.size >= THREADS):
-        lanes = domain.lanes_along(kept, reduced, whole=True)
-        return _columns(kept.size, reduced.size, lanes, weight)
-    return _rows(kept.size, reduced.size, domain.lanes_along(reduced, kept, whole=False), weight)
-
-
-def _rows(results: int, length: int, lanes: int, weight: int) -> Shape:
-    """Return the shape for results shared by groups of threads."""
-    vectors = -(-length // lanes)
-    group = min(WARP, 1 << (-(-vectors // (2 if lanes > 1 else 8)) - 1).bit_length())
-    if vectors >= LONG or (vectors > 2 * WARP and results < BLOCKS * THREADS // WARP):
-        group = THREADS
+    rows = near <= far and (far > 0 or results < THREADS)
+    if rows:
+        lanes = span = domain.lanes_along(reduced, kept, whole=False)
+        vectors = -(-length // lanes)
+        group = min(WARP, 1 << (-(-vectors // (2 if lanes > 1 else 8)) - 1).bit_length())
+        if vectors >= LONG or (vectors > 2 * WARP and results < BLOCKS * THREADS // WARP):
+            group = THREADS
+        blocks = -(-results * group // THREADS)
+        most, bounds = BLOCKS if group == THREADS else blocks, str(THREADS)
+    else:
+        lanes, span, vectors = domain.lanes_along(kept, reduced, whole=True), 1, length
+        least = WARP if length >= THREADS // WARP else THREADS >> (length - 1).bit_length()
+        across = min(least, 1 << (-(-results // lanes) - 1).bit_length())
+        group = THREADS // across
+        blocks = -(-results // (lanes * across))
+        resident = RESIDENT if weight <= HEAVY else RESIDENT // 2
+        most, bounds = MULTIPROCESSORS * resident, f"{THREADS}, {resident}"
     deep = _batch(-(-vectors // group), lanes, weight)
-    blocks = -(-results * group // THREADS)
-    most = min(BLOCKS // blocks, vectors // (group * deep)) if group == THREADS else 1
-    cut = _cut(length, group * lanes * deep, most)
-    return Shape("rows", group, lanes, deep, blocks, *cut, str(THREADS))
-
-
-def _columns(results: int, length: int, lanes: int, weight: int) -> Shape:
-    """Return the shape for results of neighbouring threads."""
-    vectors = -(-results // lanes)
-    least = WARP if length >= THREADS // WARP else THREADS >> (length - 1).bit_length()
-    across = min(least, 1 << (vectors - 1).bit_length())
-    down = THREADS // across
-    deep = _batch(-(-length // down), lanes, weight)
-    blocks = -(-vectors // across)
-    resident = RESIDENT if weight <= HEAVY else RESIDENT // 2
-    most = min(MULTIPROCESSORS * resident // blocks, length // (down * deep), 65535)
-    cut = _cut(length, down * deep, most)
-    return Shape("columns", down, lanes, deep, blocks, *cut, f"{THREADS}, {resident}")
+    span *= group * deep
+    segments = 1
+    if length > SHORT * span:
+        segments = max(1, min(most // blocks, vectors // (group * deep)))
+    stretch = -(-length // (segments * span)) * span
+    name, segments = "rows" if rows else "columns", -(-length // stretch)
+    return Shape(name, group, lanes, deep, blocks, segments, stretch, bounds)
 
 
 def _batch(needed: int, lanes: int, weight: int) -> int:
@@ -175,91 +172,64 @@ def _batch(needed: int, lanes: int, weight: int) -> int:
     return min(most, 8, 1 << (max(1, needed).bit_length() - 1))
 
 
-def _cut(length: int, span: int, most: int) -> tuple[int, int]:
-    """Return the number of segments, and their length: some spans."""
-    segments = max(1, most) if length > SHORT * span else 1
-    stretch = -(-length // (segments * span)) * span
-    return -(-length // stretch), stretch
-
-
 def reduction(several: Sequence[int], known: Known) -> Launch:
     """Return the launch of reductions of one shape along the same axes, none of them empty."""
     domain = Domain(known, *known.domain(several[0]))
     reductions = Reductions(domain, several)
     domain.walk(reductions.ordered)
     shape = _shape_of(domain, sum(state.words for state in reductions.states))
-    sizes = domain.kept.size, domain.reduced.size
-    outs = [stored_type(known.found[at].dtype) for at in several]
-    arrays = [*written(outs), "States* __restrict__ partials"]
-    stretch = [*SIZES, "const Index stretch"], (*sizes, shape.stretch)
-    grid = shape.blocks, shape.segments
-    entries = [domain.entry(shape.name, arrays, *stretch, grid, bounds=shape.bounds)]
-    source = _source(domain, reductions, shape, entries[0], outs)
-    if shape.segments > 1:
-        folding = THREADS if sizes[0] < MULTIPROCESSORS else WARP
-        numbers, values = (*SIZES, "const int segments"), domain.scalars(*sizes)
-        values.append(np.int32(shape.segments))
-        grid = -(-sizes[0] * folding // THREADS), 1
-        first = len(domain.names)
-        entries.append(Entry("fold", tuple(arrays), numbers, tuple(values), grid, first=first))
-        macros = {"threads": THREADS, "folding": folding, "outs": _outs(outs)}
-        source += FOLD % {**macros, "signature": entries[1].signature}
-    return Launch(
-        source,
-        tuple(entries),
-        domain.read(),
-        tuple(map(domain.output, several)),
-        shape.segments * sizes[0] * BYTES * len(several) if len(entries) > 1 else 0,
-    )
-
-
-def _outs(outs: Sequence[str]) -> str:
-    return "".join(f"out{at}, " for at in range(len(outs)))
+    kinds, sizes = domain.kinds(several), domain.sizes
+    arrays = [*written(kinds), "States* __restrict__ partials"]
+    grid, more = (shape.blocks, shape.segments), {"stretch": shape.stretch}
+    entry = domain.entry(shape.name, arrays, sizes | more, grid, bounds=shape.bounds)
+    macros = {**domain.macros(entry), "outs": "".join(f"out{at}, " for at in range(len(kinds)))}
+    source = _source(domain, reductions, shape, kinds, macros)
+    outputs = [domain.output(at, whole=False) for at in several]
+    if shape.segments == 1:
+        return domain.launch(source, [entry], outputs, 0)
+    folding = THREADS if domain.kept.size < MULTIPROCESSORS else WARP
+    grid = -(-domain.kept.size * folding // THREADS), 1
+    numbers = domain.scalars(sizes | {"segments": shape.segments})
+    fold = Entry("fold", tuple(arrays), numbers, grid, first=len(domain.read))
+    source += FOLD % {**macros, "folding": folding, "signature": fold.signature}
+    workspace = shape.segments * domain.kept.size * BYTES * len(several)
+    return domain.launch(source, [entry, fold], outputs, workspace)
 
 
 def _source(
-    domain: Domain, reductions: Reductions, shape: Shape, entry: Entry, outs: Sequence[str]
+    domain: Domain,
+    reductions: Reductions,
+    shape: Shape,
+    kinds: Sequence[str],
+    macros: Mapping[str, Any],
 ) -> str:
     """Return the source of the first launch."""
-    operands = list(zip(domain.names, domain.kinds, strict=True))
-    rows, several = shape.name == "rows", range(len(outs))
-    results = reductions.results("all", "n")
+    rows, results = shape.name == "rows", reductions.results("all", "n")
+    along = domain.reduced if rows else domain.kept
     return SOURCES % {
-        "index": domain.index,
-        "prelude": PRELUDE + SOURCE + "".join(sorted(reductions.limits)) + reductions.struct(),
-        "parameters": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(outs)),
-        "writes": "\n    ".join(
-            f"out{at}[kept] = stored<{outs[at]}>({results[at]});" for at in several
+        **macros,
+        **reductions.macros("[R][N]", "[j % R][e]", "into[r].s{at}.take(a{at}[r], places);"),
+        "states": STATES_SOURCE + "".join(sorted(reductions.limits)) + reductions.struct(),
+        "parameters": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(kinds)),
+        "writes": " ".join(
+            f"out{at}[kept] = stored<{kind}>({results[at]});" for at, kind in enumerate(kinds)
         ),
         "place": ROWS if rows else COLUMNS,
-        "results": "constexpr int r = 0;" if rows else EACH_RESULT,
         "merge": MERGE_ROWS if rows else MERGE_COLUMNS,
-        "name": entry.name,
-        "bounds": entry.bounds,
-        "signature": entry.signature,
-        "threads": THREADS,
+        "each_result": "constexpr int r = 0;" if rows else EACH_RESULT,
         "group": shape.group,
         "each": 1 if rows else shape.lanes,
         "lanes": shape.lanes,
         "deep": shape.deep,
         "batches": STRETCH,
-        "split_kept": domain.kept.split("where_kept"),
-        "split_reduced": domain.reduced.split("where"),
-        "bases": domain.bases(),
-        "vectors": " ".join(f"Vector<{kind}, L> g_{name}[U];" for name, kind in operands),
+        "vectors": " ".join(f"Vector<{x.kind}, L> g_{x.name}[U];" for x in domain.read),
         "lanes_of_u": " ".join(
-            f"const Vector<{kind}, L>& {name} = g_{name}[u];" for name, kind in operands
+            f"const Vector<{x.kind}, L>& {x.name} = g_{x.name}[u];" for x in domain.read
         ),
         "loads": "\n            ".join(
-            domain.loads(at, f"g_{name}[u]", domain.reduced if rows else domain.kept)
-            for at, name in enumerate(domain.names)
+            domain.load(x, f"g_{x.name}[u]", along) for x in domain.read
         ),
-        "code": "\n                ".join(reductions.code.lines),
-        "arrays": reductions.arrays("[R][N]"),
-        "values": "\n".join(reductions.assigned("[j % R][e]")),
-        "seed": SEED if any(state.shifts for state in reductions.states) else "",
-        "take": " ".join(f"into[r].s{at}.take(a{at}[r], places);" for at in several),
-        "outs": _outs(outs),
+        "seed": SEED if reductions.shifts else "",
     }
 
 
@@ -295,8 +265,8 @@ SEED = """States first[R];
         #pragma unroll
         for (int r = 0; r < R; ++r) { all[r].shift_by(first[r]); some[r].shift_by(first[r]); }"""
 
-SOURCES = r"""typedef %(index)s Index;
-%(prelude)s
+SOURCES = r"""
+%(states)s
 inline void write(const States& all, const Index kept, const double n, %(parameters)sint) {
     %(writes)s
 }
@@ -358,7 +328,7 @@ KERNEL(%(bounds)s)
         #pragma unroll
         for (int r = 0; r < R; ++r) all[r].merge(some[r]);
     }
-    %(results)s {
+    %(each_result)s {
         %(merge)s
         if (kept < results && lane == 0) {
             if (gridDim.y > 1) partials[(Long) blockIdx.y * results + kept + r] = all[r];

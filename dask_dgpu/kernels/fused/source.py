@@ -6,22 +6,23 @@ domain that axis ``i`` of the node runs along, or None for an axis of length 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dask_dgpu.kernels.fused.device_functions import (
-    TYPES,
     call,
     converted,
     literal,
+    stored_type,
     value_type,
 )
 from dask_dgpu.kernels.fused.kernel import Array
 from dask_dgpu.kernels.fused.nodes import after_arguments
+from dask_dgpu.kernels.fused.states import State
 from dask_dgpu.kernels.fused.typed import Typed
-from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
+from graph_opt.model.expression import Apply, Cast, Constant, Node, Reduce, View
 
 Axes = tuple[int | None, ...]
 
@@ -33,17 +34,19 @@ So a step size that changes in each iteration does not compile a kernel each tim
 
 
 class Known(NamedTuple):
-    """The nodes of an expression for some blocks, and those that are arrays in memory."""
+    """What is known of an expression for some blocks.
+
+    ``arrays`` are the nodes in memory, ``reductions`` those with generated code.
+    """
 
     nodes: Sequence[Node]
     found: Sequence[Typed]
-    arrays: Mapping[int, Array]
+    arrays: dict[int, Array]
+    reductions: dict[int, tuple[Reduce, State]]
 
     def domain(self, at: int) -> tuple[tuple[int, ...], frozenset[int]]:
         """Return the shape that a reduction reads, and the axes that it reduces."""
-        node = self.nodes[at]
-        if not isinstance(node, Reduce):
-            raise TypeError(f"expected a reduction, got {node}")
+        node, _ = self.reductions[at]
         shape = self.found[node.argument].shape
         return shape, frozenset(axis % len(shape) for axis in node.axes)
 
@@ -51,8 +54,20 @@ class Known(NamedTuple):
 class Operand(NamedTuple):
     """An array that a kernel reads: a block, or the array of a node, and how it lies."""
 
+    at: int
     node: int
     axes: Axes
+    array: Array
+
+    @property
+    def name(self) -> str:
+        """Its name in C++."""
+        return f"in{self.at}"
+
+    @property
+    def kind(self) -> str:
+        """The C++ type of its elements."""
+        return stored_type(self.array.dtype)
 
 
 class Context:
@@ -63,14 +78,15 @@ class Context:
     """
 
     def __init__(self, known: Known) -> None:
-        self.nodes, self.found, self.arrays = known
-        self.operands: dict[Operand, str] = {}
+        self.nodes, self.found, self.arrays, self.reductions = known
+        self.operands: dict[tuple[int, Axes], Operand] = {}
         self.constants: dict[tuple[Any, bytes], tuple[str, Any]] = {}
         self.given: dict[int, tuple[str, Axes]] = {}
 
     def operand(self, node: int, axes: Axes) -> str:
         """Return the name of an array to read."""
-        return self.operands.setdefault(Operand(node, axes), f"in{len(self.operands)}")
+        new = Operand(len(self.operands), node, axes, self.arrays[node])
+        return self.operands.setdefault((node, axes), new).name
 
     def constant(self, value: Any, dtype: np.dtype[Any]) -> str:
         """Return a number in C++."""
@@ -134,7 +150,7 @@ class Code:
             if axes != lies:
                 raise Misplaced
             return name
-        if at in self.context.arrays or isinstance(node, Input):
+        if at in self.context.arrays:
             name = self.context.operand(at, axes)
             self.used.add(name)
             return self._variable(typed.dtype, f"loaded({name}.lane[j])")
@@ -160,10 +176,7 @@ class Code:
                 arguments.append(None if none else self.context.constant(argument.value, dtype))
             else:
                 arguments.append(converted(next(others), self.context.found[at].dtype, dtype))
-        found = _call(node, typed, arguments, self.context.nodes)
-        if found is None:
-            raise TypeError(f"expected a function with generated code, got {node.function}")
-        return found
+        return str(call(node, self.context.nodes, arguments, typed.loop, typed.dtype))
 
     def _variable(self, dtype: np.dtype[Any], value: str) -> str:
         # not const: NVRTC would evaluate the initializers of all variables below, each time again
@@ -176,32 +189,3 @@ def axes_below(axes: Axes, shape: Sequence[int]) -> Axes:
     """Return how an argument lies if its node lies along ``axes``; both broadcast."""
     first = len(axes) - len(shape)
     return tuple(axes[first + at] if n != 1 else None for at, n in enumerate(shape))
-
-
-def _call(
-    node: Apply, typed: Typed, arguments: Sequence[str | None], nodes: Sequence[Node]
-) -> str | None:
-    options = {name: value for name, value in node.options if name != "dtype"}
-    last = nodes[node.arguments[-1]]
-    exponent = last.value if isinstance(last, Constant) else None
-    return call(node.function, arguments, typed.loop, typed.dtype, options, exponent)
-
-
-def generated(at: int, nodes: Sequence[Node], found: Sequence[Typed]) -> bool:
-    """Whether there is generated code for an elementwise node, given its arguments."""
-    node, typed = nodes[at], found[at]
-    below = [found[argument].dtype for argument in node.arguments]
-    dtypes = [typed.dtype, *typed.loop]
-    dtypes += [
-        dtype
-        for dtype, argument in zip(below, node.arguments, strict=True)
-        if not isinstance(nodes[argument], Constant)
-    ]
-    if not typed.known or any(dtype.name not in TYPES or not dtype.isnative for dtype in dtypes):
-        return False
-    if isinstance(node, Constant):
-        return typed.shape == ()
-    if not isinstance(node, Apply):
-        return True
-    names = [None if nodes[at] == Constant(None) else "x" for at in node.arguments]
-    return _call(node, typed, names, nodes) is not None

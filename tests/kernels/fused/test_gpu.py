@@ -13,7 +13,6 @@ from hypothesis import assume, given
 from dask_dgpu.kernels.fused import evaluate, evaluate_all
 from dask_dgpu.kernels.fused.device_functions import FUNCTIONS
 from dask_dgpu.kernels.fused.nodes import node_value
-from dask_dgpu.kernels.fused.source import generated
 from dask_dgpu.kernels.fused.typed import Typed, typed
 from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input
 from tests.kernels.fused.drawing import Drawn, drawn
@@ -445,7 +444,7 @@ def test_each_node_of_any_expression(pair: tuple[Drawn, Expression]) -> None:
         if isinstance(node, Input | Constant):
             continue
         assert (value.dtype, value.shape) == (kinds[at].dtype, kinds[at].shape)
-        if generated(at, whole.nodes, kinds) and defined(node, [kinds[x] for x in node.arguments]):
+        if kinds[at].known and defined(node, [kinds[x] for x in node.arguments]):
             nodes = whole.nodes
             arguments = [
                 nodes[x].value if isinstance(nodes[x], Constant) else values[x]

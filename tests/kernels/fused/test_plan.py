@@ -115,7 +115,8 @@ def test_one_source_for_all_lengths() -> None:
 def test_constants_are_parameters() -> None:
     found = [first(lambda xp, x: x * step + 1, ROWS) for step in (0.1, 0.2)]  # noqa: B023
     assert found[0].source == found[1].source
-    assert [launch.entries[0].values[0] for launch in found] == [np.float32(0.1), np.float32(0.2)]
+    steps = [next(iter(launch.entries[0].numbers.values())) for launch in found]
+    assert steps == [np.float32(0.1), np.float32(0.2)]
 
 
 def test_vectors() -> None:
