@@ -46,27 +46,6 @@ __device__ __forceinline__ double widened(float value) {
 }
 """
 
-WHOLE = "const double p = widened(x), q = widened(y); whole = p * q;"
-REST = "const double r = fma(p, q, -whole); rest = isfinite(whole) && isfinite(r) ? r : 0.0;"
-
-PRODUCT = cupy.ElementwiseKernel(
-    "X x, Y y", "float64 whole", WHOLE, "dgpu_product", preamble=WIDENED
-)
-
-PRODUCT_AND_REST = cupy.ElementwiseKernel(
-    "X x, Y y", "float64 whole, float64 rest", WHOLE + REST, "dgpu_rest", preamble=WIDENED
-)
-
-
-def products(x: Array, y: Array) -> list[Array]:
-    """Return the terms of the products of CuPy numbers, float32 or float64: one if both are single.
-
-    There is one launch, one read and one write.
-    """
-    if x.dtype.itemsize == y.dtype.itemsize == 4:
-        return [PRODUCT(x, y)]
-    return [*PRODUCT_AND_REST(x, y)]
-
 
 def kernels(source: str) -> Callable[[str, str], Any]:
     """Return a function that compiles a kernel, by its name, for blocks of float32 or float64.

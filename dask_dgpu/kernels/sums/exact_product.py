@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.sums.conversion import widened
-from graph_opt.model.layout import real_of
+from graph_opt.model.layout import is_bfloat16, real_of
 
 Array = Any
 
 SPLIT = 2.0**27 + 1
-LARGE = 2.0**970
+LARGE = np.float64(2.0**970)
 """Larger factors are scaled down before the split, which would overflow."""
 
 
@@ -65,25 +66,25 @@ def _exact(dtype: np.dtype[Any]) -> bool:
 
 
 def _product(a: Array, b: Array) -> list[Array]:
-    if not isinstance(a, np.ndarray) and {a.dtype.name, b.dtype.name} <= {"float32", "float64"}:
-        from dask_dgpu.kernels.sums.cuda import products
-
-        return products(a, b)
-    exact = _exact(a.dtype) and _exact(b.dtype)
-    a, b = widened(a), widened(b)
+    function = _whole if _exact(a.dtype) and _exact(b.dtype) else _whole_and_rest
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        whole = a * b
-        if exact:
-            return [whole]
-        (a1, a2), (b1, b2) = _halves(a), _halves(b)
-        rest = ((a1 * b1 - whole) + a1 * b2 + a2 * b1) + a2 * b2
+        return [*called(function, *(widened(x) if is_bfloat16(x.dtype) else x for x in (a, b)))]
+
+
+def _whole(a: Array, b: Array) -> list[Array]:
+    return [np.multiply(a, b, dtype=np.float64)]
+
+
+def _whole_and_rest(a: Array, b: Array) -> list[Array]:
+    (whole,), (a1, a2), (b1, b2) = _whole(a, b), _halves(a), _halves(b)
+    rest = ((a1 * b1 - whole) + a1 * b2 + a2 * b1) + a2 * b2
     return [whole, np.where(np.isfinite(whole) & np.isfinite(rest), rest, 0.0)]
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
     """Split numbers into two halves of 26 digits."""
-    scale = np.where(np.abs(x) > LARGE, 2.0**-53, 1.0)
-    x = x * scale
+    large = abs(x) > LARGE
+    x = x * np.where(large, 2.0**-53, 1.0)
     wide = x * SPLIT
-    high = wide - (wide - x)
-    return high / scale, (x - high) / scale
+    high, scale = wide - (wide - x), np.where(large, 2.0**53, 1.0)
+    return high * scale, (x - high) * scale
