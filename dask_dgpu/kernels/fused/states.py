@@ -117,6 +117,35 @@ template <class T> struct Moments {
         count = all;
     }
 };
+// A sum, and that of the rounding errors of its additions (Knuth's two-sum).
+struct Compensated {
+    double sum, lost;
+    void start() { sum = lost = 0; }
+    void add(double value) {
+        const double total = sum + value, part = total - sum;
+        lost += (sum - (total - part)) + (value - part);
+        sum = total;
+    }
+    template <int N> void take(const double (&values)[N], const Index (&)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; ++i) add(values[i]);
+    }
+    void merge(const Compensated& other) { add(other.sum); lost += other.lost; }
+};
+struct Singles : Compensated {  // of numbers with few digits: the sums of a thread are exact
+    template <int N> void take(const double (&values)[N], const Index (&)[N]) {
+        #pragma unroll
+        for (int i = 0; i < N; ++i) sum += values[i];
+    }
+};
+struct Sparse : Compensated {  // of numbers that are 0, nearly all
+    template <int N> void take(const double (&values)[N], const Index (&places)[N]) {
+        bool any = false;
+        #pragma unroll
+        for (int i = 0; i < N; ++i) any |= values[i] != 0;
+        if (any) Compensated::take(values, places);
+    }
+};
 template <class T> T mean_of(T sum, double count) {
     if constexpr (Is<T>::complex)
         return {sum.re / (decltype(sum.re)) count, sum.im / (decltype(sum.re)) count};
@@ -162,12 +191,12 @@ class State(NamedTuple):
     result: str
     skips: str | None = None  # what replaces a NaN
     ordered: bool = False  # whether elements are counted
+    values: int = 1  # of the dtype that it takes
 
     @property
     def words(self) -> int:
         """About the number of registers of a state."""
-        words = -(-self.taken.itemsize // 4)
-        return 3 * words if self.shifts else words + self.ordered
+        return self.values * -(-self.taken.itemsize // 4) + self.ordered
 
     @property
     def shifts(self) -> bool:
@@ -199,7 +228,7 @@ def state_of(node: Reduce, argument: Typed, found: Typed) -> State | None:
             if node.function == "std":
                 half = dtype.name == "float16"
                 text = f"sqrt({'half_rounded' if half else ''}{text})"
-            return State(f"Moments<{value_type(dtype)}>", dtype, text)
+            return State(f"Moments<{value_type(dtype)}>", dtype, text, values=3)
         case "min" | "max" | "nanmin" | "nanmax" if not complex_:
             name = _extreme(node.function, source)
             kind = f"{name}<{value_type(source)}, {limit_name(node.function, source)}>"
@@ -211,6 +240,9 @@ def state_of(node: Reduce, argument: Typed, found: Typed) -> State | None:
             return State(node.function.capitalize(), np.dtype(bool), "({s}.value != 0)")
         case "count_nonzero":
             return State("Nonzero", np.dtype(bool), "{s}.value")
+        case "compensated" | "compensated_singles" | "compensated_sparse":
+            kind = node.function.removeprefix("compensated_").capitalize()
+            return State(kind, np.dtype("f8"), "Complex<double>{{{s}.sum, {s}.lost}}", values=2)
     return None
 
 

@@ -112,6 +112,8 @@ def _fits(operand: Any, dtype: Dtype) -> bool:
 
 
 def _reduced(node: Reduce, dtype: Dtype) -> Dtype:
+    if node.function.startswith("compensated"):  # a sum and its compensation
+        return np.dtype(np.complex128)
     # with ddof a single element would leave nothing to divide by
     options = {name: value for name, value in node.options if name != "ddof"}
     return np.asarray(getattr(np, node.function)(np.ones(1, dtype), **options)).dtype

@@ -13,13 +13,17 @@ number, so that the host need not look at any sum; a CPU only if a sum of a bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.kernels.fused import called
+from dask_dgpu.kernels.fused import called, evaluate
+from dask_dgpu.kernels.fused.device_functions import TYPES
+from dask_dgpu.kernels.fused.tracer import Trace
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from graph_opt.model.expression import Expression, Reduce
 
 Array = Any
 
@@ -84,17 +88,20 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
         # not zeros_like: CuPy replaces the shape () by that of the block
         zeros = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], like=block)
         return Pair(*[zeros] * (4 if doubles else 2))
-    pair = in_parts(block, axes, ("float64",) if doubles else ("float32",), _sum_of, merged)
+    on_host = ("float64",) if doubles else ("float32",)
+    known = on_host if isinstance(block, np.ndarray) else tuple(TYPES)
+    pair = in_parts(block, axes, known, partial(_sum_of, doubles=doubles), merged)
     return pair if doubles else Pair(pair.sums, pair.compensations)  # no integer is too large
 
 
-def _sum_of(block: Array, axes: Sequence[int]) -> Pair:
+def _sum_of(block: Array, axes: Sequence[int], doubles: bool) -> Pair:
     block, turned = forwards(block, axes)
     if isinstance(block, np.ndarray):
-        return _on_host(block, axes).each(lambda sums: sums[turned])
-    from dask_dgpu.kernels.sums.compensated_cuda import block_sum_cuda
-
-    return block_sum_cuda(block, axes).each(lambda sums: sums[turned])
+        found = _on_host(block, axes)
+    else:
+        sums = evaluate(_expression(tuple(axes), block.ndim, doubles), [block])
+        found = Pair(*(part for each in sums for part in (each.real, each.imag)))
+    return found.each(lambda sums: sums[turned])
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Pair:
@@ -104,14 +111,28 @@ def _on_host(block: Array, axes: Sequence[int]) -> Pair:
     if all((abs(array) < MOST).all() for array in pair.arrays()):
         zeros = np.zeros_like(pair.sums)
         return pair._replace(large=zeros, rest=zeros)
-    return merged([_apart(part, axes) for part in parts_of(block, axes)])
+    apart = ([_walked(each, axes) for each in _apart(part)] for part in parts_of(block, axes))
+    return merged([Pair(*usual.arrays(), *large.arrays()) for usual, large in apart])
 
 
-def _apart(block: Array, axes: Sequence[int]) -> Pair:
-    """Sum a block of doubles of which some are too large, infinite or NaN."""
-    large = ~(abs(block) < TOO_LARGE)
-    parts = np.where(large, 0, block), np.where(large, block / LARGE, 0)
-    return Pair(*(array for part in parts for array in _walked(part, axes).arrays()))
+def _apart(numbers: Array) -> tuple[Array, Array]:
+    """Return numbers, and those of them that are too large, infinite or NaN, in their unit."""
+    large = ~(abs(numbers) < TOO_LARGE)
+    return np.where(large, 0, numbers), np.where(large, numbers * (1 / LARGE), 0)
+
+
+@lru_cache(maxsize=256)
+def _expression(axes: tuple[int, ...], ndim: int, doubles: bool) -> Expression:
+    """Return the sums of a block as complex numbers: a sum and its compensation."""
+    trace = Trace()
+    block = trace.input(np.ones((1,) * ndim))
+    summed = {"compensated_singles": block}
+    if doubles:
+        usual, large = _apart(block.astype("f8"))
+        summed = {"compensated": usual, "compensated_sparse": large}
+    sums = [Reduce(name, numbers.node, axes) for name, numbers in summed.items()]
+    nodes = (*trace.nodes, *sums)
+    return Expression(nodes, tuple(range(len(trace.nodes), len(nodes))))
 
 
 def _walked(block: Array, axes: Sequence[int]) -> Pair:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from dask_dgpu.kernels.fused.host import evaluate_host
-from dask_dgpu.kernels.fused.kernel import Launch
+from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.fused.tracer import Trace
-from dask_dgpu.kernels.sums.compensated import _two_sums, _value
+from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
 from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
+from dask_dgpu.kernels.sums.exact_product import _whole, _whole_and_rest
 from tests.kernels.fused.test_plan import described
 
 
@@ -22,12 +23,16 @@ from tests.kernels.fused.test_plan import described
         *((_two_sums, ["f8"] * arrays) for arrays in (4, 8)),
         *((_value, ["f8"] * arrays) for arrays in (2, 4)),
         *((_doubles, ["f4"]), (_singles, ["f8"]), (_upper_halves, ["u4"])),
+        *((_whole, [dtype] * 2) for dtype in ("f2", "f4")),
+        *((_whole_and_rest, dtypes) for dtypes in (["f8", "f8"], ["f8", "f4"], ["f2", "f8"])),
     ],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (3, 500)])
 def test_one_kernel(function: Any, dtypes: list[str], shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    blocks = [(rng.random(shape) * 2.0**31).astype(dtype) for dtype in dtypes]
+    blocks = [
+        (rng.random(shape) * 2.0 ** (9 if dtype == "f2" else 31)).astype(dtype) for dtype in dtypes
+    ]
     trace = Trace()
     inputs = [trace.input(np.ones((1,) * len(shape), dtype)) for dtype in dtypes]
     expression = trace.expression(function(*inputs))
@@ -36,3 +41,20 @@ def test_one_kernel(function: Any, dtypes: list[str], shape: tuple[int, ...]) ->
     assert [entry.name for entry in step.entries] == ["fused"]
     for found, wanted in zip(evaluate_host(expression, blocks), function(*blocks), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i2", "u8", "?"])
+@pytest.mark.parametrize("doubles", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((), ()), ((7,), (0,)), ((1 << 24, 16), (0,)), ((1 << 16, 512), (1,))]
+)
+def test_one_read_for_sums_and_what_is_set_apart(
+    dtype: str, doubles: bool, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    block = Array(np.dtype(dtype), shape, contiguous(shape), 0)
+    (step,) = planned(_expression(axes, len(shape), doubles), [block])
+    assert isinstance(step, Launch)
+    assert len(step.operands) == 1
+    assert [(out.dtype.name, len(out.shape)) for out in step.outputs] == [
+        ("complex128", len(shape) - len(axes))
+    ] * (1 + doubles)
