@@ -1,4 +1,4 @@
-"""Exact sums of one run of CUDA memory in a few columns, at the speed of the memory.
+"""Exact sums in CUDA memory: of a run in a few columns at the speed of the memory, or any others.
 
 Each accumulator splits its numbers at two levels, in registers. The levels hold the digits down
 to 85 bits below the largest number. Almost no number has lower digits; those go to the limbs one
@@ -10,27 +10,88 @@ so it is just added::
       |  float: 24 digits  |
 
 All accumulators of a thread have the same levels. From time to time their sums are added to
-integers in the shared memory of the thread block. Threads start with common levels and raise
-them for larger numbers. At the end, threads with the same levels add their integers by a tree,
-so that few atomic additions remain.
+integers in the shared memory of the thread block. Threads raise their levels for larger numbers;
+those of a few columns start with common ones. At the end, threads with the same levels add their
+integers by a tree, so that few atomic additions remain, whose order does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cupy
 import numpy as np
 
-from dask_dgpu.kernels.sums.binned import LIMBS, Binned, PendingBinned, merged, trimmed
-from dask_dgpu.kernels.sums.binned_grid_cuda import DEPOSIT, NUMBERS, grid_sum_cuda
-from dask_dgpu.kernels.sums.cuda import READING, THREADS, columns_of, kernels
-from dask_dgpu.kernels.sums.lanes import Form
+from dask_dgpu.kernels.sums import binned
+from dask_dgpu.kernels.sums.binned import (
+    LIMBS,
+    Binned,
+    PendingBinned,
+    limb_range,
+    merged,
+    trimmed,
+)
+from dask_dgpu.kernels.sums.cuda import (
+    INDEXING,
+    READING,
+    THREADS,
+    Columns,
+    Grid,
+    columns_of,
+    grid_of,
+    kernels,
+)
 
 Array = Any
 
+SUMS = 1 << 16  # most sums with limbs on the device at a time
+NUMBERS = 1 << 29  # most elements of one sum in the same limbs, so that these do not overflow
+
+CONSTANTS = f"""
+constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};
+constexpr int INFINITE = {binned.INFINITE}, NEGATIVE = {binned.NEGATIVE};
+constexpr int NOT_A_NUMBER = {binned.NOT_A_NUMBER};
+constexpr int NONE = -(1 << 20);  // the level without numbers
+"""
+
 SOURCE = r"""
+typedef unsigned long long Word;
+
+struct Sums {
+    Word* limbs;            // of one sum
+    unsigned int* special;  // its mark
+};
+
+__device__ void deposit(Sums to, Long mantissa, int position) {
+    if (mantissa == 0) return;
+    Word* limb = to.limbs + (position >> 5);
+    const int shift = position & 31;
+    const Long low = (mantissa & 0xFFFFFFFFLL) << shift;
+    const Long high = (mantissa >> 32) * (1LL << shift);
+    const Long parts[3] = {low & 0xFFFFFFFFLL,
+                           (Long) ((Word) low >> 32) + (high & 0xFFFFFFFFLL), high >> 32};
+    for (int k = 0; k < 3; ++k)
+        if (parts[k]) atomicAdd(limb + k, (Word) parts[k]);
+}
+
+// A number by itself: all its digits, or a mark.
+__device__ __noinline__ void deposit_number(Sums to, double value) {
+    const Long bits = __double_as_longlong(value);
+    const int exponent = (int) ((bits >> 52) & 0x7FF);
+    Long mantissa = bits & ((1LL << 52) - 1);
+    if (exponent == 0x7FF) {
+        atomicOr(to.special, mantissa ? NOT_A_NUMBER : bits > 0 ? INFINITE : NEGATIVE);
+        return;
+    }
+    if (exponent) mantissa |= 1LL << 52;
+    deposit(to, bits < 0 ? -mantissa : mantissa, exponent ? exponent - 1 : 0);
+}
+
+__device__ __forceinline__ Long mantissa_of(double cut, int level) {
+    return (Long) ldexp(cut, -level);
+}
+
 constexpr int DIGITS = 42;      // of a part: a thread block adds up to 2**20 parts in 64 bits
 constexpr int COUNT_BITS = 11;  // digits of a double beyond those of a part
 constexpr int ROUND = 4;        // levels are multiples, so that threads usually share them
@@ -38,8 +99,9 @@ constexpr int LOWEST_TOP = sizeof(Value) == 4 ? -120 : -960;  // the lowest firs
 
 // Whether all numbers are zero, or of a size of which the first level holds all digits.
 // A double has more digits than a level.
-__device__ __forceinline__ bool all_within(const Vector (&read)[SEVERAL], Value least,
-                                           Value limit) {
+template <int LANES, int SEVERAL>
+__device__ __forceinline__ bool all_within(const Vector<LANES> (&read)[SEVERAL],
+                                           Value least, Value limit) {
     if (sizeof(Value) == 8) return false;
     unsigned int smallest = ~0u, largest = 0;
     EACH_NUMBER(k, j) {
@@ -50,19 +112,22 @@ __device__ __forceinline__ bool all_within(const Vector (&read)[SEVERAL], Value 
     return largest < __float_as_uint(limit) && smallest >= __float_as_uint(least) - 1;
 }
 
-struct Cuts {
+// The parts of a thread's numbers, which are of some adjacent columns.
+template <int LANES, int SEVERAL> struct Cuts {
+    static constexpr int ENTRIES = THREADS * LANES;
     double first[LANES] = {}, second[LANES] = {}, big = 0.0, small = 0.0;
     Value limit = 0;  // numbers are smaller
     Value least = 0;  // of a float as large, the first level has all digits
     int high = 0, count = 0;
     Long *firsts, *seconds;  // of the block of threads
+    int own, columns;        // the first entry of this thread in these; entries are of columns
     Word* limbs;             // of the first column
     unsigned int* special;
-    int columns;
+    Long before;  // entries of other blocks
 
-    __device__ __forceinline__ int entry(int lane) const { return LANES * threadIdx.x + lane; }
+    __device__ __forceinline__ int entry(int lane) const { return own + lane; }
     __device__ __forceinline__ Sums sums(int entry) const {
-        const Long column = ((Long) blockIdx.x * ENTRIES + entry) % columns;
+        const Long column = (before + entry) % columns;
         return {limbs + column * LIMBS, special + column};
     }
 
@@ -76,14 +141,14 @@ struct Cuts {
         count = 0;
     }
 
-    __device__ __forceinline__ void deposit_entry(int which) {
-        deposit(sums(which), firsts[which], high - LOWEST);
-        deposit(sums(which), seconds[which], high - 1 - DIGITS - LOWEST);
+    __device__ __forceinline__ void deposit_entry(int which, int level) {
+        deposit(sums(which), firsts[which], level - LOWEST);
+        deposit(sums(which), seconds[which], level - 1 - DIGITS - LOWEST);
         firsts[which] = seconds[which] = 0;
     }
 
     // Levels for numbers of which some are too large for those there are.
-    __device__ __forceinline__ void raise(Vector (&read)[SEVERAL]) {
+    __device__ __forceinline__ void raise(Vector<LANES> (&read)[SEVERAL]) {
         double largest = 0.0;
         EACH_NUMBER(k, j) {
             const double value = widened(read[k].lane[j]);
@@ -134,7 +199,7 @@ struct Cuts {
     }
 
     // What the levels have no digits for.
-    __device__ __forceinline__ void rest(const Vector (&read)[SEVERAL]) {
+    __device__ __forceinline__ void rest(const Vector<LANES> (&read)[SEVERAL]) {
         EACH_NUMBER(k, j) {
             double value = widened(read[k].lane[j]);
             value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, big), -big));
@@ -143,7 +208,7 @@ struct Cuts {
         }
     }
 
-    __device__ __forceinline__ void cut(Vector (&read)[SEVERAL]) {
+    __device__ __forceinline__ void cut(Vector<LANES> (&read)[SEVERAL]) {
         bool fits = true, whole = true;
         EACH_NUMBER(k, j) fits = fits & (fabs(widened(read[k].lane[j])) < limit);
         if (!fits) raise(read);
@@ -159,7 +224,7 @@ struct Cuts {
         if (!whole) rest(read);
     }
 
-    __device__ __forceinline__ void take(Vector (&read)[SEVERAL]) {
+    __device__ __forceinline__ void take(Vector<LANES> (&read)[SEVERAL]) {
         if (all_within(read, least, limit)) {
             EACH_NUMBER(k, j) first[j] = __dadd_rn(first[j], widened(read[k].lane[j]));
         } else {
@@ -168,64 +233,112 @@ struct Cuts {
         count += SEVERAL;
         if (count > (1 << COUNT_BITS) - SEVERAL) spill();
     }
+
+    // Adds the integers of each column by a tree: those of the same levels, the highest first.
+    __device__ __forceinline__ void finish(int* highest, bool waits) {
+        Long mine[LANES], rest[LANES];
+        spill();
+        for (int j = 0; j < LANES; ++j) {
+            mine[j] = firsts[entry(j)];
+            rest[j] = seconds[entry(j)];
+        }
+        while (__syncthreads_or(waits)) {
+            if (threadIdx.x == 0) *highest = NONE;
+            __syncthreads();
+            if (waits) atomicMax(highest, high);
+            __syncthreads();
+            const bool now = waits && high == *highest;
+            for (int j = 0; j < LANES; ++j) {
+                firsts[entry(j)] = now ? mine[j] : 0;
+                seconds[entry(j)] = now ? rest[j] : 0;
+            }
+            waits = waits && !now;
+            __syncthreads();
+            for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
+                const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
+                for (int other = half + (int) threadIdx.x; other < end; other += THREADS) {
+                    firsts[other - half] += firsts[other];
+                    seconds[other - half] += seconds[other];
+                }
+                __syncthreads();
+            }
+            if (threadIdx.x < columns) deposit_entry(threadIdx.x, *highest);
+        }
+    }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sum_columns(const Value* values, Word* limbs, unsigned int* special, Long length, int columns) {
-    __shared__ Long firsts[ENTRIES], seconds[ENTRIES];
+    typedef Cuts<WIDTH, DEEP> Own;
+    __shared__ Long firsts[Own::ENTRIES], seconds[Own::ENTRIES];
     __shared__ int highest;
-    const int thread = threadIdx.x;
-    Cuts cuts;
+    const int thread = threadIdx.x, own = WIDTH * thread;
+    Own cuts;
     cuts.firsts = firsts;
     cuts.seconds = seconds;
+    cuts.own = own;
+    cuts.columns = columns;
     cuts.limbs = limbs;
     cuts.special = special;
-    cuts.columns = columns;
-    for (int j = 0; j < LANES; ++j) firsts[LANES * thread + j] = seconds[LANES * thread + j] = 0;
+    cuts.before = (Long) blockIdx.x * Own::ENTRIES;
+    for (int j = 0; j < WIDTH; ++j) firsts[own + j] = seconds[own + j] = 0;
 
     // All threads begin with levels for the first number of each.
     if (thread == 0) highest = LOWEST_TOP;
     __syncthreads();
-    const Long at = ((Long) blockIdx.x * THREADS + thread) * LANES;
+    const Long at = ((Long) blockIdx.x * THREADS + thread) * WIDTH;
     const double some = at < length ? fabs(widened(values[at])) : 0.0;
-    atomicMax(&highest, Cuts::top_of(some < TOO_LARGE ? some : 0.0));
+    atomicMax(&highest, Own::top_of(some < TOO_LARGE ? some : 0.0));
     __syncthreads();
     cuts.level(highest);
     read_all(values, length, cuts);
-    cuts.spill();
+    cuts.finish(&highest, true);
+}
 
-    // Those of the same levels are added, the highest first.
-    Long mine[LANES], rest[LANES];
-    for (int j = 0; j < LANES; ++j) {
-        mine[j] = firsts[LANES * thread + j];
-        rest[j] = seconds[LANES * thread + j];
-    }
-    bool waits = true;
-    while (__syncthreads_or(waits)) {
-        if (thread == 0) highest = NONE;
-        __syncthreads();
-        if (waits) atomicMax(&highest, cuts.high);
-        __syncthreads();
-        const bool now = waits && cuts.high == highest;
-        for (int j = 0; j < LANES; ++j) {
-            firsts[LANES * thread + j] = now ? mine[j] : 0;
-            seconds[LANES * thread + j] = now ? rest[j] : 0;
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+sum_grid(const Value* values, Word* limbs, unsigned int* special, Long base, Long begin, Long end,
+         LAYOUT) {
+    constexpr int BATCH = 8, BATCHES = 512;  // 2**12 numbers of a thread, 2**20 of a block
+    __shared__ Long firsts[THREADS], seconds[THREADS];
+    __shared__ int highest;
+    const int thread = threadIdx.x;
+    const int column = near ? thread % across : thread / down;
+    const int row = near ? thread / across : thread % down;
+    const Long first = (Long) blockIdx.x * across, sum = base + first + column;
+    const bool works = column < across && row < down && sum < kept;
+    Cuts<1, BATCH> cuts;
+    cuts.firsts = firsts;
+    cuts.seconds = seconds;
+    cuts.own = row * across + column;
+    cuts.columns = across;
+    cuts.limbs = limbs + first * LIMBS;
+    cuts.special = special + first;
+    cuts.before = 0;
+    firsts[cuts.own] = seconds[cuts.own] = 0;
+    cuts.level(LOWEST_TOP);
+    if (works) {
+        values += offset_of(sum, kept_inner, kept_outer_stride, kept_inner_stride);
+        const Long step = (Long) segments * down;
+        int batches = 0;
+        for (Long next = begin + (Long) blockIdx.y * down + row; next < end;) {
+            Vector<1> read[BATCH];
+            #pragma unroll
+            for (int k = 0; k < BATCH; ++k, next += step)
+                read[k].lane[0] = next < end ? values[offset_of(
+                    next, summed_inner, summed_outer_stride, summed_inner_stride)] : (Value) 0;
+            cuts.take(read);
+            if (++batches == BATCHES) {
+                cuts.spill();
+                cuts.deposit_entry(cuts.own, cuts.high);
+                batches = 0;
+            }
         }
-        waits = waits && !now;
-        __syncthreads();
-        add_rows(columns, [&](int into, int other) {
-            firsts[into] += firsts[other];
-            seconds[into] += seconds[other];
-        });
-        const int own = cuts.high;
-        cuts.high = highest;
-        if (thread < columns) cuts.deposit_entry(thread);
-        cuts.high = own;
     }
+    cuts.finish(&highest, works);
 }
 """
 
-KERNEL = kernels(DEPOSIT + READING + SOURCE)
+KERNEL = kernels(CONSTANTS + INDEXING + READING + SOURCE)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
@@ -234,8 +347,10 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
     The host does not wait for the sums of one run of a few columns.
     """
     columns = columns_of(block, axes)
-    if columns is None:
-        return grid_sum_cuda(block, axes)
+    return _in_grid(*grid_of(block, axes)) if columns is None else _in_columns(block, columns)
+
+
+def _in_columns(block: Array, columns: Columns) -> Binned:
     kernel, count = KERNEL("sum_columns", block.dtype.name), columns.columns
     most = NUMBERS * count
     begins = range(0, columns.length, most)
@@ -245,13 +360,41 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
         sizes = (np.int64(min(most, columns.length - begin)), np.int32(count))
         kernel((columns.blocks,), (THREADS,), (numbers, limbs, words[-1], *sizes))
     stream = cupy.cuda.get_current_stream()  # the reader may be on another stream
-    return PendingBinned(lambda: _found(words.get(stream), columns.form), words.nbytes)
+
+    def found() -> Binned:
+        *parts, marks = words.get(stream)
+        special = marks.reshape(-1).view(np.uint32)[:count].astype(np.uint8)
+        whole = merged([Binned.of(*trimmed(part.T), special) for part in parts])
+        form = columns.form
+        return Binned(whole.low, form.restored(whole.limbs, 1), form.restored(whole.special))
+
+    return PendingBinned(found, words.nbytes)
 
 
-def _found(words: Array, form: Form) -> Binned:
-    """Return the sums in the words of a device."""
-    *parts, marks = words
-    special = marks.reshape(-1).view(np.uint32)[: marks.shape[0]].astype(np.uint8)
-    sums = [Binned.of(*trimmed(part.T), special) for part in parts]
-    whole = merged(sums) if len(sums) > 1 else sums[0]
-    return Binned(whole.low, form.restored(whole.limbs, 1), form.restored(whole.special))
+def _in_grid(block: Array, grid: Grid) -> Binned:
+    found = list(_groups(block, grid))
+    low, high = limb_range(found)
+    limbs = np.concatenate([part.window(low, high) for part in found], axis=1)
+    special = np.concatenate([part.special for part in found])
+    return Binned(low, grid.form.restored(limbs, 1), grid.form.restored(special))
+
+
+def _groups(block: Array, grid: Grid) -> Iterator[Binned]:
+    """Yield the sums in groups."""
+    kernel = KERNEL("sum_grid", block.dtype.name)
+    several = max(1, SUMS // grid.across) * grid.across
+    for base in range(0, grid.sums, several):
+        count = min(several, grid.sums - base)
+        begins = range(0, grid.length, NUMBERS)
+        limbs = cupy.zeros((len(begins), count, LIMBS), np.int64)
+        special = cupy.zeros(count, np.uint32)
+        for part, begin in zip(limbs, begins, strict=True):
+            end = min(begin + NUMBERS, grid.length)
+            places = map(np.int64, (base, begin, end))
+            shape = (-(-count // grid.across), grid.segments)
+            kernel(shape, (THREADS,), (block, part, special, *places, *grid.arguments))
+        touched = np.flatnonzero(cupy.asnumpy((limbs != 0).any(axis=(0, 1))))
+        first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)
+        parts = np.moveaxis(cupy.asnumpy(limbs[..., first : last + 1]), -1, 1)
+        marks = cupy.asnumpy(special).astype(np.uint8)
+        yield merged([Binned.of(first, part, marks) for part in parts])

@@ -1,4 +1,4 @@
-"""Sums in CUDA memory: exact products, compilation of kernels, and how these read blocks.
+"""How kernels of exact sums read blocks in CUDA memory.
 
 A grid of threads reads any block. One run of memory with a few columns is read faster, sixteen
 bytes at a time. The vectors that a thread reads are a whole number of columns apart. So each
@@ -134,9 +134,8 @@ def _power(number: int) -> int:
 
 
 READING = r"""
-constexpr int LANES = 16 / sizeof(Value);  // numbers of a vector
-constexpr int ENTRIES = THREADS * LANES;
-constexpr int SEVERAL = 4;  // vectors that a thread adds at a time, while it loads as many more
+constexpr int WIDTH = 16 / sizeof(Value);  // numbers of a vector
+constexpr int DEEP = 4;  // vectors that a thread adds at a time, while it loads as many more
 
 __device__ __forceinline__ void split(const float4 four, float* lane) {
     lane[0] = four.x; lane[1] = four.y; lane[2] = four.z; lane[3] = four.w;
@@ -145,7 +144,7 @@ __device__ __forceinline__ void split(const double2 two, double* lane) {
     lane[0] = two.x; lane[1] = two.y;
 }
 
-struct Vector {
+template <int LANES> struct Vector {
     Value lane[LANES];
     __device__ __forceinline__ void read(const Value* values, Long which) {
         split(__ldcs(reinterpret_cast<const Values*>(values) + which), lane);
@@ -160,39 +159,29 @@ struct Vector {
 // Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
 template <typename Lanes>
 __device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {
-    const Long vectors = length / LANES, step = (Long) gridDim.x * THREADS;
+    const Long vectors = length / WIDTH, step = (Long) gridDim.x * THREADS;
     Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
-    Vector read[SEVERAL], next[SEVERAL];
-    if (at + (SEVERAL - 1) * step < vectors) {
+    Vector<WIDTH> read[DEEP], next[DEEP];
+    if (at + (DEEP - 1) * step < vectors) {
         #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k) next[k].read(values, at + k * step);
+        for (int k = 0; k < DEEP; ++k) next[k].read(values, at + k * step);
     }
-    for (; at + (SEVERAL - 1) * step < vectors; at += SEVERAL * step) {
-        const bool more = at + (2 * SEVERAL - 1) * step < vectors;
+    for (; at + (DEEP - 1) * step < vectors; at += DEEP * step) {
+        const bool more = at + (2 * DEEP - 1) * step < vectors;
         #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k) {
+        for (int k = 0; k < DEEP; ++k) {
             read[k] = next[k];
-            if (more) next[k].read(values, at + (SEVERAL + k) * step);
+            if (more) next[k].read(values, at + (DEEP + k) * step);
         }
         lanes.take(read);
     }
     if (at <= vectors) {
         #pragma unroll
-        for (int k = 0; k < SEVERAL; ++k, at += step)
+        for (int k = 0; k < DEEP; ++k, at += step)
             #pragma unroll
-            for (int j = 0; j < LANES; ++j)
-                read[k].lane[j] = at * LANES + j < length ? values[at * LANES + j] : (Value) 0;
+            for (int j = 0; j < WIDTH; ++j)
+                read[k].lane[j] = at * WIDTH + j < length ? values[at * WIDTH + j] : (Value) 0;
         lanes.take(read);
-    }
-}
-
-// Adds the entries of each column in shared memory by a tree; add(into, other) adds two.
-template <typename Add> __device__ __forceinline__ void add_rows(int columns, Add add) {
-    for (int rows = (ENTRIES + columns - 1) / columns; rows > 1; rows = (rows + 1) / 2) {
-        const int half = (rows + 1) / 2 * columns, end = min(rows * columns, ENTRIES);
-        for (int other = half + (int) threadIdx.x; other < end; other += THREADS)
-            add(other - half, other);
-        __syncthreads();
     }
 }
 """
