@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dask.utils import format_bytes
 
 from dask_dgpu.errors import OutOfMemoryError
-from dask_dgpu.runtime.plans import Owners, Plans, costs_of, peak_bytes, plans
+from dask_dgpu.runtime.plans import Owners, Plans, costs_of, peak, plans
 from dask_dgpu.runtime.program import Program
 
 
@@ -52,3 +52,8 @@ def with_less(program: Program, name: str, owners: Owners, size: int) -> tuple[P
     if less > planned:
         second, less = first, planned
     return second, Tried(name, planned, less)
+
+
+def peak_bytes(program: Program, planned: Plans, size: int) -> int:
+    """Return the most bytes that a program is planned to take on one of ``size`` ranks."""
+    return sum(peak(program, planned, size, costs_of(program, planned)))

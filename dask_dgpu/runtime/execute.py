@@ -31,7 +31,7 @@ from dask_dgpu.runtime.prepared import (
 )
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
-from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
+from graph_opt.model.layout import CUPY, NUMPY, Index
 from graph_opt.model.recipe import Block, Call
 
 Array = Any
@@ -327,13 +327,13 @@ class Rank:
     def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""
         value, blocks, replaced = read.value, self.values[read.number], []
-        of_numpy, dtype = value.container == NUMPY, dtype_named(value.dtype)
+        of_numpy = value.container == NUMPY
         for index, block in blocks.items():
             here = (
                 self._on_device(block) if self.on_cuda else of_numpy and type(block) is np.ndarray
             )
-            shape = value.block_shape(index)
-            if here and block.dtype == dtype and block.shape == shape:
+            shape = read.shapes[index]
+            if here and block.dtype == read.dtype and block.shape == shape:
                 continue
             # a collective's result may be on the device
             container = CUPY if self._on_device(block) else value.container

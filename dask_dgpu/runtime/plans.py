@@ -174,11 +174,6 @@ def shipping_seconds(received: Collection[int], machine: Machine) -> float:
     return machine.latency + most / machine.rank_rate(len(received)) if most else 0.0
 
 
-def peak_bytes(program: Program, planned: Plans, size: int) -> int:
-    """Return the most bytes that a program is planned to take on one of ``size`` ranks."""
-    return sum(peak(program, planned, size, costs_of(program, planned)))
-
-
 def peak(
     program: Program,
     planned: Plans,

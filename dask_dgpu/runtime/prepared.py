@@ -12,6 +12,8 @@ from functools import partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Blocks, Shipment, Value
 from dask_dgpu.runtime.declared import known_blocks
@@ -19,7 +21,7 @@ from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import NOTHING, Form, Shipping
 from graph_opt.model.cost import Hosts
-from graph_opt.model.layout import CUPY, NUMPY, Index
+from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
 from graph_opt.model.recipe import Block, Call
 
 Together = Callable[[Sequence[Sequence[Any]]], list[Any]]
@@ -78,8 +80,17 @@ class Declared(NamedTuple):
 
     number: int
     value: Value
+    dtype: np.dtype[Any]
+    shapes: Mapping[Index, tuple[int, ...]]
     owned: tuple[Index, ...]
     spent: bool
+
+    @classmethod
+    def of(cls, program: Program, plans: Plans, number: int, rank: int, spent: bool) -> Declared:
+        """Return an input, by its number."""
+        value, owned = program.values[number], plans.values[number].layout.owned(rank)
+        shapes = {index: value.block_shape(index) for index in value.indices()}
+        return cls(number, value, dtype_named(value.dtype), shapes, owned, spent)
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,7 @@ class Operating:
         rank, _ = here
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
-        inputs = (
-            Declared(each, program.values[each], plans.values[each].layout.owned(rank), each in own)
-            for each in node.reads
-        )
+        inputs = (Declared.of(program, plans, each, rank, each in own) for each in node.reads)
         finds = operation.finds_facts is not None and operation.finds_facts(plan)
         repeats = not finds and (operation.repeats is None or operation.repeats(plan))
         prepare = operation.prepare

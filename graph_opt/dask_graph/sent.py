@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 Key = Any
 Array = Any
-T = TypeVar("T")
 Function = Callable[..., Any]
 Reduction = tuple[Any, ...]
 """What ``__reduce__`` returns."""

@@ -16,8 +16,8 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.again import Tried, with_less
-from dask_dgpu.runtime.plans import costs_of, peak_bytes, plans
+from dask_dgpu.runtime.again import Tried, peak_bytes, with_less
+from dask_dgpu.runtime.plans import costs_of, plans
 from tests.operations.test_room import OPERATORS, RANKS, program_of, zeros
 from tests.support.programs import even, scattered
 
