@@ -178,11 +178,6 @@ class Prepared:
     observed: tuple[int, ...]
     hosts: Hosts
 
-    @property
-    def steps(self) -> list[Step]:
-        """All steps in order."""
-        return [step for stretch in self.stretches for step in stretch.steps]
-
 
 def shippings(
     shipments: Iterable[Shipment], rank: int, known: Mapping[Block, Form] = NOTHING

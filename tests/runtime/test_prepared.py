@@ -14,7 +14,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.runtime.plans import Plans, plans
 from dask_dgpu.runtime.prepared import Functions, Operating, prepared
 from dask_dgpu.runtime.program import Blockworks, Launch
-from tests.support.programs import Staged, even, joined, loaded, run, run_evenly
+from tests.support.programs import Staged, even, joined, loaded, run, run_evenly, steps_of
 
 A = np.random.default_rng(37).random((13, 13))
 
@@ -59,7 +59,7 @@ def test_each_rank_has_its_own_blocks() -> None:
     launch, fixed, _ = planned(loop(da.from_array(A, chunks=5), 1), 3)
     ranks = [prepared(launch.program, fixed, rank) for rank in range(3)]
     for at, (number, node) in enumerate(launch.program.numbered.items()):
-        works = [each.steps[at].work for each in ranks]
+        works = [steps_of(each)[at].work for each in ranks]
         if isinstance(works[0], Functions):
             made = [index for work in works for index in work.calls]
             assert set(made) == {i for i, by in fixed.makings[number].ranks.items() if by}
@@ -111,7 +111,7 @@ def test_parts_of_reductions_have_no_header(
         z = build(da, build(da, x))
     launch, fixed, staged = planned(z, 3)
     program = launch.program
-    steps = [step for rank in range(3) for step in prepared(program, fixed, rank).steps]
+    steps = [step for rank in range(3) for step in steps_of(prepared(program, fixed, rank))]
     shipping = [
         each for step in steps if isinstance(step.work, Functions) for each in step.work.shipping
     ]
@@ -134,5 +134,5 @@ def test_other_parts_have_headers() -> None:
     exact = dgpu.sum(x, method="reproducible")
     for z in (x / (x * 1j).std(), x / dgpu.sum(x * 1j), x + exact):
         launch, fixed, _ = planned(z, 3)
-        steps = prepared(launch.program, fixed, 0).steps
+        steps = steps_of(prepared(launch.program, fixed, 0))
         assert not all(step.is_recordable for step in steps)

@@ -19,7 +19,7 @@ from dask_dgpu.kernels.device.sequences import Sequences
 from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import plans
 from dask_dgpu.runtime.prepared import LEAST_RECORDED, prepared
-from tests.support.programs import even, loaded, share
+from tests.support.programs import even, loaded, share, steps_of
 
 Array = Any
 N = 12
@@ -315,7 +315,7 @@ def test_stretches_are_all_steps_and_users_functions_are_in_none() -> None:
         for _ in range(STEPS):
             y = y @ x / 2
     (todo,) = Ranks(y, 1).todo
-    assert [step for each in todo.stretches for step in each.steps] == list(todo.steps)
+    assert [step.number for step in steps_of(todo)] == [*todo.program.numbered]
     counted = Counter(each.recordable for each in todo.stretches)
     assert counted[True] == 3
     for each in todo.stretches:

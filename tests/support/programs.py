@@ -20,7 +20,7 @@ from dask_dgpu.kernels.device.host import HostDevice
 from dask_dgpu.operations.operation import Blocks, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans
-from dask_dgpu.runtime.prepared import prepared
+from dask_dgpu.runtime.prepared import Prepared, Step, prepared
 from dask_dgpu.runtime.program import Key, Launch, Program
 from graph_opt.model.layout import dealt
 from graph_opt.model.names import is_gang
@@ -63,6 +63,11 @@ def loaded(z: da.Array, ranks: int, **settings: Any) -> tuple[Launch, Staged]:
     with dgpu.enable(local_ranks=ranks, **ALWAYS | settings):
         optimizer = dask.config.get("array_optimize")
         return staged_of(optimizer(z.__dask_graph__(), list(flatten(z.__dask_keys__()))))
+
+
+def steps_of(todo: Prepared) -> list[Step]:
+    """Return all steps of a rank, in order."""
+    return [step for stretch in todo.stretches for step in stretch.steps]
 
 
 def even(program: Program, size: int) -> Owners:
