@@ -22,7 +22,6 @@ from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import RankedPencil
 from dask_dgpu.algorithms.redistribute.plan import traffic as move_traffic
 from dask_dgpu.algorithms.stencil.plan import StencilTask, even_tiles
-from dask_dgpu.algorithms.summa.choose import by_level
 from dask_dgpu.algorithms.summa.plan import SummaPlan
 from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.stencil import Taps
@@ -94,7 +93,11 @@ def product(n: int) -> Case:
 
     def traffic(part: Any) -> Any:
         plan: SummaPlan = part.plan
-        return by_level(plan)[0]
+        found = np.zeros((plan.size, plan.size), np.int64)
+        _, moves = plan.moves
+        some = (moves.source != moves.target) & (moves.passed == 0)
+        np.add.at(found, (moves.source[some], moves.target[some]), moves.nbytes[some])
+        return found
 
     return Case(f"product of {n} x {n} float64", "matmul", request, traffic)
 

@@ -23,7 +23,7 @@ from process_harness import run_ranks
 from dask_dgpu.algorithms.redistribute.plan import plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.plan import Operand, share_of
+from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Work
 from dask_dgpu.comm.timed import TimedComm
@@ -132,10 +132,7 @@ def matmul(sizes: Sizes, rank: int, ranks: int) -> Programs:
         plan_summa(operand, operand, "float64", ranks, HOST, mesh=mesh, steps=steps)
         for steps in PARTS
     ]
-    return {
-        plan.steps: partial(summa_rank, plan, share_of(plan, rank), device=device, a=a, b=b)
-        for plan in plans
-    }
+    return {plan.steps: partial(summa_rank, plan, device=device, a=a, b=b) for plan in plans}
 
 
 def redistribution(sizes: Sizes, rank: int, ranks: int, *, transform: bool) -> Programs:

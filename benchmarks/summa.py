@@ -19,7 +19,7 @@ from process_harness import blas_threads, processes, run_ranks, slowest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.choose import plan_summa
-from dask_dgpu.algorithms.summa.plan import Operand, share_of
+from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment import settings
@@ -150,7 +150,7 @@ def _multiply_on_ranks(comm: Comm, sizes: Sizes) -> list[Any]:
             comm.barrier()
             start = time.perf_counter()
             plan = plan_summa(operand, operand, "float64", RANKS, HOST)
-            summa_rank(plan, share_of(plan, rank), comm, HostDevice(), a, b)
+            summa_rank(plan, comm, HostDevice(), a, b)
             seconds.append(time.perf_counter() - start)
         found.append((seconds[1:], (plan.mesh, plan.steps)))
     return found

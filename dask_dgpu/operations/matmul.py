@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.algorithms.summa.choose import (
-    by_step,
     cost,
     owners_along,
     plan_summa,
     summed,
+    traffic,
     transfers_of,
     workspace,
 )
@@ -120,7 +120,7 @@ def _run(part: PartProduct, comm: Comm, *given: Any, progress: Progress) -> Any:
 def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
     """Return the product as one rank; its plan has blocks in another order than the arrays."""
     plan, (*names, (rows, columns)) = part.plan, part.names
-    share = share_of(plan, rank)
+    share_of(plan, rank)  # found before the first run
     owned = [
         [((i, j), (down[i], along[j])) for i, j in np.argwhere(matrix.ranks == rank).tolist()]
         for matrix, (down, along) in zip(plan.operands, names, strict=True)
@@ -133,7 +133,7 @@ def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
         counts: list[Counts] | None = None
         if plan.sparse:
             counts = [{at: facts_of(given, index) for at, index in some} for some, given in pairs]
-        made = summa_rank(plan, share, comm, device, a, b, progress, sent, counts)
+        made = summa_rank(plan, comm, device, a, b, progress, sent, counts)
         blocks = {(rows[i], columns[j]): block for (i, j), block in made.items()}
         return blocks if sent is None else (blocks, sent.total(comm, device))
 
@@ -141,8 +141,7 @@ def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
 
 
 def _cost(part: PartProduct, machine: Machine) -> Cost:
-    plan, sent = part.plan, by_step(part.plan)
-    steps = sent.sum(axis=1)[:, 1]
+    plan, steps = part.plan, traffic(part.plan)[:, 1]
     received = steps.sum(axis=0)
     busiest = int(received.max())
     machine = transfers_of(plan, machine, busiest)
@@ -152,7 +151,7 @@ def _cost(part: PartProduct, machine: Machine) -> Cost:
     return Cost(
         seconds=cost(plan, machine, busiest, int(steps[0].max())),
         moved_bytes=int((received + summed(plan)).max()),
-        peak_bytes=_peak(plan, sent),
+        peak_bytes=_peak(plan),
         text=f"{strategy}, mesh {plan.mesh}, {counted(plan.steps, 'panel')}{_in_place(plan)}"
         f"{_precision(plan)}{_zeros(part)}",
         details=(
@@ -212,11 +211,11 @@ def _strategy(plan: SummaPlan) -> str:
     return f"{name}, one-sided" if plan.one_sided and plan.size > 1 else name
 
 
-def _peak(plan: SummaPlan, sent: Any) -> int:
+def _peak(plan: SummaPlan) -> int:
     shares = plan.result.shares(plan.size, plan.itemsize)
     for operand in plan.operands:
         shares += operand.shares(plan.size, operand.itemsize)
-    return int(shares.max()) + workspace(plan, sent)
+    return int(shares.max()) + workspace(plan)
 
 
 MATMUL = Operation(

@@ -21,8 +21,8 @@ from dask_dgpu.algorithms.redistribute.plan import in_levels, plan_redistribute,
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.redistribute.rank import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
-from dask_dgpu.algorithms.summa.choose import by_level, link_bytes, plan_summa, transfers_of
-from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule, share_of
+from dask_dgpu.algorithms.summa.choose import link_bytes, plan_summa, transfers_of
+from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
@@ -95,8 +95,7 @@ def multiplied(plan: SummaPlan, hosts: tuple[int, ...]) -> Any:
             {index: np.ascontiguousarray(blocks[index]) for index in layout.owned(comm.rank)}
             for blocks, layout in ((left, plan.a), (right, plan.b))
         ]
-        share, levelled = share_of(plan, comm.rank), two_level(comm, hosts)
-        return summa_rank(plan, share, levelled, HostDevice(), *mine)
+        return summa_rank(plan, two_level(comm, hosts), HostDevice(), *mine)
 
     found, wire = run_wire(plan.size, rank)
     result = Layout((plan.a.rows, plan.b.columns), (0,) * (plan.a.grid[0] * plan.b.grid[1]))
@@ -128,11 +127,20 @@ def test_products_send_each_host_what_it_lacks_once(hosts: tuple[int, ...]) -> N
         plan = plan_summa(a, b, "int64", size, on(hosts), strategy="summa")
     wire = multiplied(plan, hosts)
     least = least_bytes(plan)
-    crossing = between_hosts(by_level(plan)[0], hosts).sum(axis=0)
+    crossing = between_hosts(direct(plan), hosts).sum(axis=0)
     for host, got in enumerate(np.bincount(host_by_rank(hosts), crossing)):
         assert entering(wire, hosts)[host] == got == least[host]
     exact, _ = link_bytes(plan, [*map(owned_of(plan), (0, 1))])
     np.testing.assert_allclose(exact, [least[host] for host in range(len(hosts))], rtol=0.5)
+
+
+def direct(plan: SummaPlan) -> Any:
+    """Return the bytes that each rank sends to each, without those that it passes on."""
+    found = np.zeros((plan.size, plan.size), np.int64)
+    _, moves = plan.moves
+    some = (moves.source != moves.target) & (moves.passed == 0)
+    np.add.at(found, (moves.source[some], moves.target[some]), moves.nbytes[some])
+    return found
 
 
 def owned_of(plan: SummaPlan) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.summa.choose import plan_summa, traffic, workspace
-from dask_dgpu.algorithms.summa.plan import aligned, schedule, share_of
+from dask_dgpu.algorithms.summa.plan import aligned, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, encoding
 from dask_dgpu.comm.local import run_local
@@ -45,8 +45,7 @@ def run(case: Problem) -> tuple[Array, list[Ledger], Sent]:
         recording, sent = RecordingComm(comm), Sent()
         mine = case.owned(0, comm.rank), case.owned(1, comm.rank)
         with np.errstate(all="ignore"):
-            share = share_of(case.plan, comm.rank)
-            blocks = summa_rank(case.plan, share, recording, HostDevice(), *mine, sent=sent)
+            blocks = summa_rank(case.plan, recording, HostDevice(), *mine, sent=sent)
         return blocks, recording.ledger, sent.total(comm, HostDevice())
 
     results = run_local(case.plan.size, rank_program)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress, once_per_rank
 from dask_dgpu.algorithms.cells import (
     Ints,
     Mask,
@@ -37,8 +36,6 @@ from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
 from graph_opt.model.layout import Index
 
-P = TypeVar("P")
-R = TypeVar("R")
 Slices = tuple[slice, ...]
 Place = tuple[Ints, ...]
 """Where pieces are: the number of an array and positions in it, or positions in a message."""
@@ -101,19 +98,6 @@ class Schedule(NamedTuple):
     kept: dict[Index, Index]
     blocks: list[Index]
     rounds: list[Round]
-
-
-def once_per_rank(function: Callable[[P, int], R]) -> Callable[[P, int], R]:
-    """Let the plan, which is ``Bare``, keep the result of ``function(plan, rank)``."""
-
-    @wraps(function)
-    def cached(plan: P, rank: int) -> R:
-        known: dict[int, R] = vars(plan).setdefault(f"{function.__name__} by rank", {})
-        if rank not in known:
-            known[rank] = function(plan, rank)
-        return known[rank]
-
-    return cached
 
 
 @once_per_rank

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress, once_per_rank
 from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.algorithms.redistribute.rank import once_per_rank, redistribute_rank
+from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.stencil.plan import Passes, Regions, SweepPlan, passes_of
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil

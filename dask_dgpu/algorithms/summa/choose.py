@@ -28,12 +28,10 @@ from dask_dgpu.algorithms.summa.plan import (
     Floats,
     Ints,
     Mesh,
-    Moves,
     Operand,
     Spans,
     Strategy,
     SummaPlan,
-    moves_of,
 )
 from dask_dgpu.algorithms.summa.wire import EXACT, Sparse
 from graph_opt.model.cost import Machine, host_by_rank, link_seconds, pipelined
@@ -74,21 +72,7 @@ def plan_summa(
     ``strategy`` names a family of meshes to choose from; ``mesh`` and ``steps`` override the
     choice. ``room`` are the bytes of memory of a rank: panels are narrower if the operands leave
     too little. The plan is the same on every rank.
-
-    Raises
-    ------
-    ValueError
-        If the operands do not conform, the mesh does not fit ``size``, or ``steps`` is not
-        positive.
     """
-    if a.columns[-1] != b.rows[-1]:
-        raise ValueError(
-            f"expected as many columns of a as rows of b, got {a.columns[-1]} and {b.rows[-1]}"
-        )
-    if mesh is not None and (min(mesh) < 1 or prod(mesh) > size):
-        raise ValueError(f"expected a mesh of 1 to {size} ranks, each extent positive, got {mesh}")
-    if steps is not None and steps < 1:
-        raise ValueError(f"expected positive steps, got {steps}")
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size, a.itemsize) + b.shares(size, b.itemsize)).max())
     meshes, spread = [mesh] if mesh else _meshes(a, b, size, strategy), machine.spread_over(size)
@@ -103,7 +87,7 @@ def plan_summa(
     for bare, part in [*even, *_by_owners(even)]:
         plan, moved, stays, link = _placed(bare, part, machine)
         plan = replace(plan, one_sided=reads and moved > machine.window_seconds * machine.bandwidth)
-        needs, reduction = None, plan.reduction_bytes
+        reduction = plan.reduction_bytes
         for count in [steps] if steps else panel_counts(plan):
             stepped = replace(plan, steps=count, nominal_steps=count)
             stepped = replace(stepped, in_place=_in_place(stepped, stays))
@@ -114,11 +98,8 @@ def plan_summa(
             over = max(0.0, peak - room) if room is not None else 0.0
             if best is not None and (over, cost(stepped, link, moved, 0.0)) >= best[:2]:
                 continue  # not even if its first transfer were hidden
-            if hosts:  # of all transfers the busiest rank's share
-                first = moved / count
-            else:
-                needs = needs or Needs(plan)
-                first = max(needs.received(stepped, 0))
+            # of all transfers the busiest rank's share, if there are hosts
+            first = moved / count if hosts or count == 1 else float(traffic(stepped)[0, 1].max())
             found = over, cost(stepped, link, moved, first)
             if best is None or found < best[:2]:
                 best = *found, stepped
@@ -429,40 +410,9 @@ def link_bytes(plan: SummaPlan, owned: list[Floats]) -> tuple[Floats, Floats]:
     return operands, partials
 
 
-class Needs:
-    """Bytes that each rank needs from others, as curves along the contraction.
-
-    ``curve(k)`` is the bytes up to position k. So the bytes of any panel are the difference of two
-    points, for any number of steps.
-    """
-
-    def __init__(self, plan: SummaPlan) -> None:
-        self._curves: list[tuple[int, Cuts, Floats]] = []
-        for rank, place in plan.positions.items():
-            for axis, operand in enumerate(plan.operands):
-                mine, inner = slice(*plan.spans[axis][place[axis]]), operand.cuts[1 - axis]
-                remote = operand.ranks != rank
-                lengths = np.diff(operand.cuts[axis])[mine]
-                each = lengths @ (remote if axis == 0 else remote.T)[mine]
-                width = operand.encoding.element_bytes(operand.itemsize)
-                total = np.cumsum(each * np.diff(inner)) * width
-                self._curves.append((rank, inner, np.concatenate([[0], total])))
-
-    def received(self, plan: SummaPlan, step: int) -> list[int]:
-        """Return the bytes that each rank needs from others in a step, of elements alone."""
-        received = [0] * plan.size
-        for rank, inner, curve in self._curves:
-            start, stop = np.interp(plan.panel(rank, step), inner, curve)
-            received[rank] += round(stop - start)
-        return received
-
-
-def workspace(plan: SummaPlan, sent: Ints | None = None) -> int:
-    """Return the most bytes of a rank beyond its share of A, B and C.
-
-    ``sent`` is :func:`by_step`, if it is known.
-    """
-    steps = (by_step(plan) if sent is None else sent).reshape(plan.steps, -1, plan.size)
+def workspace(plan: SummaPlan) -> int:
+    """Return the most bytes of a rank beyond its share of A, B and C."""
+    steps = by_step(plan).reshape(plan.steps, -1, plan.size)
     panels = min(2, plan.steps) * plan.panel_bytes(plan.steps)
     messages = int(steps.max(axis=0).sum(axis=0).max())
     return messages + panels + max(plan.reduction_bytes, plan.copied_bytes)
@@ -488,22 +438,9 @@ def by_step(plan: SummaPlan) -> Ints:
     On several hosts, what ranks of a host pass on is a second level.
     """
     shape = plan.steps, 2 if plan.hosts else 1, 2, plan.size
-    found = _sent(plan)
-    at = [((found.step * shape[1] + found.passed) * 2 + way) * plan.size for way in (0, 1)]
-    ranks = np.concatenate([at[0] + found.source, at[1] + found.target])
-    nbytes = np.concatenate([found.nbytes, found.nbytes])
-    return np.bincount(ranks, nbytes, prod(shape)).reshape(shape).astype(np.int64)
-
-
-def by_level(plan: SummaPlan) -> Ints:
-    """Return the bytes that each rank sends to each in all steps, ``[level, sender, receiver]``."""
-    shape = 2 if plan.hosts else 1, plan.size, plan.size
-    found = _sent(plan)
-    pair = (found.passed * plan.size + found.source) * plan.size + found.target
-    return np.bincount(pair, found.nbytes, prod(shape)).reshape(shape).astype(np.int64)
-
-
-def _sent(plan: SummaPlan) -> Moves:
-    _, moves = moves_of(plan)
-    some = moves.source != moves.target
-    return Moves(*(column[some] for column in moves))
+    _, moves = plan.moves
+    away = np.where(moves.source != moves.target, moves.nbytes, 0)
+    at = [((moves.step * shape[1] + moves.passed) * 2 + way) * plan.size for way in (0, 1)]
+    ranks = np.concatenate([at[0] + moves.source, at[1] + moves.target])
+    sums = np.bincount(ranks, np.concatenate([away, away]), prod(shape))
+    return sums.reshape(shape).astype(np.int64)

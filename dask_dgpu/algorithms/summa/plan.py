@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from dask_dgpu.algorithms import once_per_rank
 from dask_dgpu.algorithms.summa.wire import (
     EXACT,
     Exact,
@@ -181,9 +182,9 @@ class SummaPlan(Bare):
         return "float32" if self.dtype == "float16" else self.dtype
 
     @cached_property
-    def shares(self) -> dict[int, Share]:
-        """Cache of the share of each rank."""
-        return {}
+    def moves(self) -> tuple[Ints, Moves]:
+        """Pieces and moves; see :func:`moves_of`."""
+        return moves_of(self)
 
     @cached_property
     def extents(self) -> tuple[int, int]:
@@ -427,7 +428,7 @@ class Step:
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
     """Return the steps of one rank: its rows of the table of all moves."""
     steps = [Step(plan.panel(rank, at), plan.size) for at in range(plan.steps)]
-    rectangles, moves = moves_of(plan)
+    rectangles, moves = plan.moves
     known: dict[int, Piece] = {}
     mine = (moves.source == rank) | (moves.target == rank)
     sent = moves.source != moves.target
@@ -562,13 +563,12 @@ class Share:
     size: int
 
 
+@once_per_rank
 def share_of(plan: SummaPlan, rank: int) -> Share:
-    """Return what a rank does, found once for a plan: loops run one plan many times.
+    """Return what a rank does.
 
     Strips have one block row and as many block columns as the workspace allows.
     """
-    if rank in plan.shares:
-        return plan.shares[rank]
     (top, bottom), (left, right) = plan.rectangle(rank)
     groups, strips = plan.groups(rank), []
     rows, columns = plan.a.rows, plan.b.columns
@@ -579,7 +579,7 @@ def share_of(plan: SummaPlan, rank: int) -> Share:
             strips.append((i, (j0, j1), group, rows[i] - top, shape))
     height = 0 if plan.in_place[0] else bottom - top
     width = 0 if plan.in_place[1] else right - left
-    plan.shares[rank] = Share(
+    return Share(
         schedule(plan, rank),
         height,
         width,
@@ -587,4 +587,3 @@ def share_of(plan: SummaPlan, rank: int) -> Share:
         strips,
         (height + width) * -(-plan.deepest // plan.steps),
     )
-    return plan.shares[rank]

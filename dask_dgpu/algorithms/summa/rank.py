@@ -33,6 +33,7 @@ from dask_dgpu.algorithms.summa.plan import (
     Share,
     Step,
     SummaPlan,
+    share_of,
 )
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
@@ -213,7 +214,6 @@ def carrier_of(product: Product) -> Carrier:
 
 def summa_rank(
     plan: SummaPlan,
-    share: Share,
     comm: Comm,
     device: Device,
     a: Matrix,
@@ -230,6 +230,7 @@ def summa_rank(
     memory is the rank's blocks of A, B and C and four panels: two panels in use, one message out
     and one in. Blocks of C count in ``plan.accumulator``.
     """
+    share = share_of(plan, comm.rank)
     product, known = Product(plan, share, comm, device, (a, b), sent), None
     with device.computing():
         given = device.mark()
