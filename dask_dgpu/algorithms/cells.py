@@ -60,20 +60,11 @@ class Axis(NamedTuple):
 
 
 class Cells:
-    """The cells of all target blocks with an owner.
+    """The cells of all target blocks with an owner, as columns.
 
-    Attributes
-    ----------
-    target, source : array of int
-        The target block and the source block.
-    constant : array of int
-        The axis of the constant, the last of several; -1 for a cell with a source.
-    ghost : array of bool
-        Whether the cell is a ghost cell along an axis.
-    length : array of int
-        Number of elements.
-    sender, receiver : array of int
-        The ranks of source and target; the same for a constant.
+    Each has a ``target`` and a ``source`` block, their ranks, ``receiver`` and ``sender``, and a
+    ``length`` in elements. A constant has the axis ``constant``, the last of several, and one rank;
+    other cells have -1 there. A ``ghost`` is a ghost cell along some axis.
     """
 
     def __init__(

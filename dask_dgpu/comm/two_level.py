@@ -64,18 +64,8 @@ def two_level(comm: Comm, hosts: Sequence[int]) -> Comm:
 class Relays:
     """The hosts of the ranks, and the relay of each rank on every host, seen by one rank.
 
-    On its own host a rank is its own relay.
-
-    Attributes
-    ----------
-    members : list of range
-        The ranks of each host.
-    host : int
-        The host of this rank.
-    mine : range
-        The ranks of this host.
-    targets : dict of int to list of int
-        For each rank of this host the ranks of other hosts whose relay it is.
+    On its own host a rank is its own relay. ``members`` are the ranks of each host, ``mine`` those
+    of this rank's ``host``, and ``targets`` the ranks of other hosts whose relay each of these is.
     """
 
     def __init__(self, hosts: Sequence[int], rank: int) -> None:

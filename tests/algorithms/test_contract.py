@@ -192,13 +192,6 @@ def test_memory_is_bounded_by_rounds() -> None:
     assert cost(free, HOST) <= cost(replace(free, rounds=4), HOST)
 
 
-def test_operands_that_do_not_conform() -> None:
-    plan = even(2, 2)
-    other = even(2, 3)
-    with pytest.raises(ValueError, match="expected operands that conform"):
-        plan_owners(plan.a, other.b, plan.dtypes, plan.dtype, 2, HOST)
-
-
 @st.composite
 def stacks(draw: st.DrawFn) -> tuple[Stack, Layout]:
     along = draw(st.lists(chunks(3), min_size=1, max_size=4))

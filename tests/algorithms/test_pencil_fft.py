@@ -288,21 +288,6 @@ def test_dtype_is_that_of_numpy(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transforms", "options", "message"),
-    [
-        ([Transform("fft", 0, 4), Transform("ifft", 0, 4)], {}, "along different axes"),
-        ([Transform("fft", 2, 4)], {}, "expected axes 0 to 1"),
-        ([Transform("fft", -1, 4)], {}, "expected axes 0 to 1"),
-        ([Transform("rfft", 0, 4), Transform("irfft", 1, 4)], {}, "at most one"),
-        ([Transform("fft", 0, 4)], {"output_layout": "same"}, "'any' or 'input'"),
-    ],
-)
-def test_bad_plan(transforms: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        plan_pencil_fft(((2, 2), (4,)), "float64", transforms, **options)
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("dct", 0, 4), "expected a kind among .*, got 'dct'"),

@@ -293,9 +293,3 @@ def test_what_is_spent_is_let_go_of(size: int) -> None:
 
     for seen in run_local(size, rank):
         assert not seen[-1]
-
-
-def test_the_source_must_be_what_was_planned() -> None:
-    plan = plan_pencil_fft(((2, 2),), "float32", [Transform("fft", 0, 4)])
-    with pytest.raises(ValueError, match="expected source with chunks"):
-        plan_on_ranks(plan, layout(((4,),), (0,)), 1, HOST, in_order(1))

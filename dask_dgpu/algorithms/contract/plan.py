@@ -26,18 +26,9 @@ ENOUGH = 4
 class StackPlan(Bare):
     """The plan of one product of stacks on ``size`` ranks.
 
-    Parameters
-    ----------
-    a, b : Layout
-        Layouts of the operands: (batch, rows, inner) and (batch, inner, columns).
-    dtypes : tuple of str
-        Their dtypes.
-    dtype : str
-        The dtype of the result and of the accumulation (float16 accumulates in float32).
-    size : int
-        Number of ranks of the communicator.
-    owners : tuple of int
-        The rank that computes each block of the result (batch, rows, columns), in row-major order.
+    ``a`` and ``b`` are layouts of the operands: (batch, rows, inner) and (batch, inner, columns).
+    ``dtype`` is that of the result and of the accumulation (float16 accumulates in float32).
+    ``owners`` are the ranks that compute the blocks of the result (batch, rows, columns).
     """
 
     a: Layout
@@ -156,14 +147,7 @@ def plan_owners(
     Blocks of the result go to ranks together: all of a block of the batch, or those of a block
     row, of a block column, or alone. Each rank gets its even share, and most of its operands are
     already there. ``room`` are the bytes of memory of a rank.
-
-    Raises
-    ------
-    ValueError
-        If the operands do not conform.
     """
-    if a.cuts[0] != b.cuts[0] or a.cuts[2] != b.cuts[1]:
-        raise ValueError(f"expected operands that conform, got cuts {a.cuts} and {b.cuts}")
     grid = a.grid[0], a.grid[1], b.grid[2]
     bare = OwnerPlan(a, b, dtypes, dtype, size, (0,) * prod(grid))
     best: tuple[float, float, OwnerPlan] | None = None

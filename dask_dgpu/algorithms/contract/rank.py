@@ -40,14 +40,7 @@ class Message(NamedTuple):
 class Round:
     """What one rank computes in a round, and the messages before it.
 
-    Attributes
-    ----------
-    blocks : list of tuple of int
-        Blocks of the result.
-    sends, receives : list of Message
-        Blocks for and from other ranks; empty blocks do not travel.
-    spent : list of Message
-        The received blocks that no later round reads.
+    Empty blocks do not travel. No later round reads the received blocks that are ``spent``.
     """
 
     blocks: list[Index] = field(default_factory=list)

@@ -24,15 +24,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 class Stack(Bare):
     """Some blocks of an array as blocks of a stack of matrices.
 
-    Parameters
-    ----------
-    groups : tuple of tuple of int
-        The axes of the array for each axis of the stack, in row-major order. An axis without a
-        group has length 1.
-    grid : tuple of int
-        Number of blocks along each axis of the array.
-    kept : tuple of tuple of int
-        The blocks along each axis of the array that are in the stack.
+    ``groups`` are the axes of the array for each axis of the stack, in row-major order. An axis
+    without a group has length 1. For each axis of the array, ``grid`` is the number of blocks, and
+    ``kept`` has those that are in the stack.
     """
 
     groups: tuple[Axes, ...]

@@ -24,14 +24,8 @@ Slices = tuple[slice, ...]
 class GatherPlan(Assembly):
     """Boxes under each block of a grid, each the product of a window of each axis.
 
-    A box may overlap others. Zeros within a window are left to the caller.
-
-    Parameters
-    ----------
-    windows : tuple of tuple of Window
-        For each axis, the windows of the grid.
-    owners : tuple of int
-        The rank of each box in row-major order, -1 for no rank.
+    A box may overlap others, and has an owner or none: -1. Zeros within a window are left to the
+    caller.
     """
 
     windows: tuple[tuple[Window, ...], ...]
@@ -94,20 +88,9 @@ def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
 class Conv2dPlan(Bare):
     """The plan of one convolution on the ranks of a communicator.
 
-    Parameters
-    ----------
-    convolution : Convolution
-        Its parameters.
-    windows : GatherPlan
-        The windows under tiles that are assembled; other tiles have no owner here.
-    weight : GatherPlan
-        Copies of the weights.
-    bias : GatherPlan, optional
-        Copies of the bias.
-    tiles : Layout
-        The tiles of the result, and the rank that computes each.
-    merge : RedistributePlan, optional
-        From tiles to blocks; ``None`` if each tile is a block.
+    ``windows`` are those under tiles that are assembled; other tiles have no owner here. ``weight``
+    and ``bias`` are copies for the ranks. ``tiles`` are those of the result, and the rank that
+    computes each. ``merge`` is from tiles to blocks; ``None`` if each tile is a block.
     """
 
     convolution: Convolution

@@ -25,13 +25,7 @@ def conv2d_rank(
     *,
     progress: Progress = no_progress,
 ) -> dict[Index, Array]:
-    """Convolve as one rank; ``progress`` counts this rank's tiles.
-
-    Raises
-    ------
-    ValueError
-        If a block has another shape or dtype than the plan.
-    """
+    """Convolve as one rank; ``progress`` counts this rank's tiles."""
     mine = plan.tiles.owned(comm.rank)
     finished = count(1)
     with device.computing():

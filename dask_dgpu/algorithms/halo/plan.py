@@ -36,20 +36,9 @@ CONSTANT = -1
 class Assembly(Bare):
     """The plan of target blocks that consist of parts of the blocks of a layout.
 
-    Parameters
-    ----------
-    layout : Layout
-        The layout of the blocks that are read.
-    dtype : str
-        The dtype of the blocks.
-    size : int
-        Number of ranks of the communicator.
-    depth : tuple of (int, int)
-        The most ghost cells before and after a block along each axis.
-    boundary : tuple of str, number or None
-        The cells beyond the array along each axis; ``None`` for none.
-    corners : bool
-        Whether parts that are ghost cells along several axes are wanted.
+    ``layout`` is that of the blocks that are read, on ``size`` ranks. For each axis, ``depth`` are
+    the most ghost cells before and after a block, and ``boundary`` the cells beyond the array,
+    ``None`` for none. ``corners`` says whether ghost cells along several axes are wanted.
     """
 
     layout: Layout

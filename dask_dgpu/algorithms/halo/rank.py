@@ -38,20 +38,10 @@ class View(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """All work of one rank.
+    """All work of one rank: its blocks, and those to extend.
 
-    Attributes
-    ----------
-    sources, blocks : list of tuple of int
-        Its blocks, and those to extend.
-    views : list of View
-        The views for reading.
-    sends, receives : Copies
-        Cells for and from other ranks.
-    stays, own : Copies
-        Ghost cells from its own blocks or constants; the blocks themselves.
-    send_counts, receive_counts : list of int
-        Elements of the message to and from each rank.
+    Cells are for and from other ranks, or stay: ghost cells from its own blocks or constants, and
+    the blocks themselves, its ``own``. Counts are elements of the message to and from each rank.
     """
 
     sources: list[Index]
@@ -134,11 +124,6 @@ def halo_rank(
     The result is in the memory around the blocks, if it fits there and only ``blocks`` refers
     to them. Without ``plan.corners``, ghost cells beyond several axes are zero. Blocks are
     copied while messages are in transit.
-
-    Raises
-    ------
-    ValueError
-        If a block has another shape or dtype than the plan.
     """
     with device.computing():
         given = device.mark()
@@ -164,11 +149,6 @@ class Exchange:
     All methods are called on one lane of the device. ``blocks`` may be the middles of ``extended``,
     whose ghost cells are filled. Exchanges of one ``name`` share the memory of messages: one
     finishes before the next starts.
-
-    Raises
-    ------
-    ValueError
-        If an array has another shape or dtype than the plan.
     """
 
     def __init__(

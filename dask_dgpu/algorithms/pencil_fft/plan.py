@@ -18,15 +18,7 @@ from graph_opt.model.layout import Chunks, Span, block_spans, cuts_of, even_span
 
 @dataclass(frozen=True)
 class Stage:
-    """Transforms of each block by itself.
-
-    Parameters
-    ----------
-    chunks : tuple of tuple of int
-        Chunks of the input; a single one along each transformed axis.
-    transforms : tuple of Transform
-        In their order.
-    """
+    """Transforms of each block by itself; ``chunks`` are single along each transformed axis."""
 
     chunks: Chunks
     transforms: tuple[Transform, ...]
@@ -39,15 +31,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A change of chunks between two stages.
-
-    Parameters
-    ----------
-    source, target : tuple of tuple of int
-        Chunks before and after. A shorter ``target`` crops the end of an axis.
-    dtype : str
-        The dtype of the array.
-    """
+    """A change of chunks between two stages; a shorter ``target`` crops the end of an axis."""
 
     source: Chunks
     target: Chunks
@@ -90,19 +74,6 @@ class PencilPlan:
     """The plan of a transform along some axes of an array.
 
     Before each stage and after the last there is an exchange, if chunks differ.
-
-    Parameters
-    ----------
-    input_chunks : tuple of tuple of int
-        Chunks of the input.
-    dtype : str
-        The dtype of the input.
-    stages : tuple of Stage
-        In their order.
-    output_chunks : tuple of tuple of int
-        Chunks of the output.
-    output_dtype : str
-        The dtype of the output, as in NumPy.
     """
 
     input_chunks: Chunks
@@ -229,33 +200,15 @@ def plan_pencil_fft(
 ) -> PencilPlan:
     """Choose the stages that move the fewest bytes and leave work for every rank.
 
-    Parameters
-    ----------
-    chunks, dtype
-        Of the input.
-    transforms : sequence of Transform
-        One for each axis, in any order; at most one of them from or to real numbers.
-    output_layout : {"any", "input"}, optional
-        ``"any"`` keeps the chunks of the last stage; ``"input"`` restores those of the input, or as
-        many along an axis of another length.
-    output_chunks : tuple of tuple of int, optional
-        Chunks of the output, which override ``output_layout``.
-    ranks : int, optional
-        Minimum number of blocks after an exchange, if the axes allow; by default that of the input.
+    There is one transform for each axis, in any order, at most one of them from or to real numbers.
+    ``output_layout="any"`` keeps the chunks of the last stage, ``"input"`` restores those of the
+    input, or as many along an axis of another length; ``output_chunks`` override it. ``ranks`` is
+    the minimum number of blocks after an exchange, if the axes allow; by default that of the input.
 
-    Raises
-    ------
-    ValueError
-        If two transforms have the same axis, an axis does not exist, two are from or to real
-        numbers, or ``output_layout`` is unknown.
-
-    Notes
-    -----
     The search is exhaustive, from the cheapest state on. A state is an array in some chunks with
     some remaining transforms. There are few states: an axis keeps its cuts, is whole, or is cut
     evenly.
     """
-    _check(chunks, transforms, output_layout)
     target = ranks or math.prod(len(sizes) for sizes in chunks)
     goal = output_chunks
     if goal is None and output_layout == "input":
@@ -456,15 +409,3 @@ def _like(chunks: Chunks, transforms: Iterable[Transform]) -> Chunks:
         if length != sum(chunks[transform.axis]):
             like[transform.axis] = even_chunks(length, len(chunks[transform.axis]))
     return tuple(like)
-
-
-def _check(chunks: Chunks, transforms: Sequence[Transform], output_layout: str) -> None:
-    axes = [transform.axis for transform in transforms]
-    if len(set(axes)) < len(axes):
-        raise ValueError(f"expected transforms along different axes, got {axes}")
-    if not all(0 <= axis < len(chunks) for axis in axes):
-        raise ValueError(f"expected axes 0 to {len(chunks) - 1} of transforms, got {axes}")
-    if sum(transform.kind in TO_HALF_COMPLEX + TO_REAL for transform in transforms) > 1:
-        raise ValueError("expected at most one transform from or to real numbers, got several")
-    if output_layout not in ("any", "input"):
-        raise ValueError(f"expected output_layout 'any' or 'input', got {output_layout!r}")

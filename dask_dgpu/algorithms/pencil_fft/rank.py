@@ -62,22 +62,10 @@ Place = Callable[[Layout, Chunks], Layout]
 class RankedPencil:
     """The plan of a transform on ``size`` ranks.
 
-    Parameters
-    ----------
-    plan : PencilPlan
-        Stages and exchanges.
-    size : int
-        Number of ranks.
-    source : Layout
-        The layout of the input.
-    layouts : tuple of Layout
-        Layouts of the input of each stage, and of the output.
-    moves : tuple of RedistributePlan or None
-        The redistributions into each of ``layouts``; ``None`` if blocks are only cropped.
-    spent : bool, optional
-        Whether the input may be freed after the first exchange.
-    sliced : bool, optional
-        Whether the last stage writes its result over its input, slice by slice.
+    ``layouts`` are those of the input of each stage, and of the output, and ``moves`` the
+    redistributions into each, ``None`` if blocks are only cropped. An input that is ``spent`` may be
+    freed after the first exchange. If the plan is ``sliced``, the last stage writes its result over
+    its input, slice by slice.
     """
 
     plan: PencilPlan
@@ -115,13 +103,6 @@ def plan_on_ranks(
     ``spent``, ranks may free it. Unless the memory is ``roomy``, buffers are as small as possible,
     and the last stage is ``sliced`` if it can be.
 
-    Raises
-    ------
-    ValueError
-        If ``source`` does not have the chunks of the plan's input.
-
-    Notes
-    -----
     Unless its input is spent, a rank keeps it to the end. During the first exchange it has only the
     target blocks in addition, so buffers may take another share of the array if it is ``roomy``;
     later exchanges have an intermediate share too.
@@ -130,8 +111,6 @@ def plan_on_ranks(
     rounds does not fit in the buffers, for example because a block is nearly a whole share, the
     stage transforms whole blocks first: that takes one share, and slices would take two.
     """
-    if source.cuts != tuple(map(cuts_of, plan.input_chunks)):
-        raise ValueError(f"expected source with chunks {plan.input_chunks}, got cuts {source.cuts}")
     present = _cropped_layout(source, shape_of(plan.exchanges[0].target))
     units = units_for(size, machine)
     layouts: list[Layout] = []
@@ -236,8 +215,6 @@ def pencil_fft_rank(
 
     If the plan says that the input is spent, ``blocks`` is emptied.
 
-    Notes
-    -----
     If slices are small enough (``move.transformed``), each slice of a block is transformed when
     it is packed, while earlier slices are in transit; no stage's result exists as a whole.
     The last stage overwrites its input if the dtype allows it.

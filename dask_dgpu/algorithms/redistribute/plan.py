@@ -47,18 +47,8 @@ class Moves:
     A *unit* is a source block or a slice of one, a *piece* the cell of a unit and a target block
     that is not passed on. Every rank computes the same, so no counts are exchanged.
 
-    Attributes
-    ----------
-    cells : Cells
-        The pieces.
-    unit, round : array of int
-        The unit and the round of each piece.
-    places, owner, unit_round : array of int
-        The number of each unit among all units, its rank and its round.
-    rounds : int
-        Number of rounds.
-    busiest : int
-        Most bytes of a rank in a round.
+    ``cells`` are the pieces, each of a ``unit`` and in a ``round``. Units have an ``owner``, and
+    ``places`` among all. ``busiest`` are the most bytes of a rank in a round.
     """
 
     def __init__(self, plan: RedistributePlan) -> None:
@@ -178,26 +168,13 @@ UNITS_A_ROUND = 4
 
 @dataclass(frozen=True)
 class RedistributePlan(Bare):
-    """The plan of one redistribution on ``size`` ranks.
+    """The plan of one redistribution on ``size`` ranks, between layouts of the same shape.
 
-    Parameters
-    ----------
-    source, target : Layout
-        Layouts before and after, of the same shape.
-    dtype : str
-        The dtype of the blocks.
-    size : int
-        Number of ranks of the communicator.
-    limit : int
-        Maximum bytes of a rank's message buffers.
-    unit_cuts : tuple of tuple of int
-        For each axis the cuts of the source and more. Each unit between them is read and sent in
-        one round.
-    transformed : bool
-        Whether the caller's ``read`` computes units; their memory then counts within ``limit``.
-    hosts : tuple of int
-        Number of ranks on each host if rounds are exchanged in two levels, within hosts and then
-        between them, with the memory of relays beyond ``limit``; else empty.
+    ``limit`` are the most bytes of a rank's message buffers. ``unit_cuts`` are the cuts of the
+    source and more: each unit between them is read and sent in one round. If the caller's ``read``
+    computes units, they are ``transformed``, and their memory counts within ``limit``. If rounds
+    are exchanged in two levels, within hosts and then between them, ``hosts`` has the number of
+    ranks on each; relays have memory beyond ``limit``.
     """
 
     source: Layout

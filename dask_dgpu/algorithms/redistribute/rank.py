@@ -85,14 +85,7 @@ class Round(NamedTuple):
 class Schedule(NamedTuple):
     """All work of one rank.
 
-    Attributes
-    ----------
-    kept : dict of tuple of int to tuple of int
-        The source block of each target block that is passed on.
-    blocks : list of tuple of int
-        The other target blocks.
-    rounds : list of Round
-        In order.
+    ``kept`` has the source block of each target block that is passed on, ``blocks`` are the others.
     """
 
     kept: dict[Index, Index]
@@ -184,19 +177,9 @@ def redistribute_rank(
     messages for each other do not wait for each other, unless the plan is for two levels. Then
     ``comm`` should be one of :func:`~dask_dgpu.comm.two_level.two_level`.
 
-    Parameters
-    ----------
-    plan, comm, device, blocks, progress
-        As for all rank programs. With ``read``, ``blocks`` may be anything.
-    read : callable, optional
-        ``read(index, slices)`` returns the values of this part of a source block, of dtype
-        ``plan.dtype`` and any strides. It is called once for each unit, on the compute lane. An
-        unchanged block is one unit. Unwanted blocks are not read.
-
-    Raises
-    ------
-    ValueError
-        If a unit has another shape or dtype than the plan.
+    Instead of ``blocks``, ``read(index, slices)`` may return the values of a part of a source
+    block, of dtype ``plan.dtype`` and any strides. It is called once for each unit, on the compute
+    lane. An unchanged block is one unit. Unwanted blocks are not read.
     """
     work = schedule(plan, comm.rank)
 

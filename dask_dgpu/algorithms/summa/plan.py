@@ -118,34 +118,19 @@ WIDE = 512
 class SummaPlan(Bare):
     """The plan of one product on ``size`` ranks.
 
-    Parameters
-    ----------
-    a, b : Operand
-        The operands; their cuts along the contraction may differ.
-    dtype : str
-        The dtype of the result and of the accumulation (float16 accumulates in float32).
-    size : int
-        Number of ranks of the communicator.
-    mesh : tuple of int
-        Ranks along the rows, the columns and the contraction; their product is at most ``size``.
-    spans : tuple of tuple of (int, int)
-        Block rows of C for each row of the mesh, block columns of C for each column, and positions
-        along the contraction for each layer.
-    places : tuple of int
-        The rank at each position of the mesh, in row-major order.
-    steps : int
-        Number of panels of a layer.
-    nominal_steps : int
-        The optimal number of panels. ``steps`` is larger if their buffers would exceed
-        :attr:`workspace_limit`.
-    one_sided : bool
-        Whether ranks read their pieces from the owners' blocks, if the transport can.
-    in_place : tuple of bool
-        Whether the blocks of A, and those of B, are multiplied where they lie. Every rank then owns
-        the blocks that it needs, and has no panel of that operand.
-    hosts : tuple of int
-        Number of ranks on each host if a host gets each piece from other hosts once, and its ranks
-        pass it on; else empty.
+    - The cuts of ``a`` and ``b`` along the contraction may differ. ``dtype`` is that of the result
+      and of the accumulation (float16 accumulates in float32).
+    - ``mesh`` has the ranks along rows, columns and contraction, at most ``size`` together;
+      ``places`` are the ranks at its positions, in row-major order.
+    - ``spans`` are block rows of C for each row of the mesh, block columns for each column, and
+      positions along the contraction for each layer.
+    - ``steps`` is the number of panels of a layer, ``nominal_steps`` the optimal one. It is smaller
+      if buffers would exceed :attr:`workspace_limit`.
+    - ``one_sided``: ranks read pieces from the owners' blocks, if the transport can.
+    - ``in_place``: blocks of A, and those of B, are multiplied where they lie. Every rank then owns
+      the blocks that it needs, and has no panel of that operand.
+    - ``hosts`` has the number of ranks on each host if a host gets each piece from other hosts
+      once, and its ranks pass it on.
     """
 
     a: Operand
