@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_dgpu.algorithms.cells import Axis, Cells, Ints, table_of
 from dask_dgpu.algorithms.redistribute.plan import settled
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
 from graph_opt.model.cost import Machine
@@ -21,12 +22,9 @@ from graph_opt.model.layout import (
     Cuts,
     Index,
     Layout,
-    Lengths,
-    common_lengths,
     cuts_of,
     dealt,
     dtype_named,
-    spread,
 )
 from graph_opt.model.names import label
 
@@ -39,9 +37,6 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished steps and of all."""
 Need = tuple[int, Index]
 """An input of a step, and the index of one of its blocks."""
-
-MOST_PRODUCTS = 1 << 28
-"""Blocks are dealt out in order if finding out who has most of each takes more."""
 
 
 @dataclass(frozen=True)
@@ -155,33 +150,19 @@ def place(source: Layout, result: Value, size: int) -> Layout:
     rank. Each takes the rank with most of it that still has room; among equals the one that it
     would be dealt to.
     """
-    wanted = list(result.indices())
-    sizes = [prod(result.block_shape(index)) for index in wanted]
-    owners: Sequence[int] = dealt(len(wanted), size, sizes)
-    if _products(source, result) * size <= MOST_PRODUCTS:
-        owners = settled(_held(source, result, wanted, size), sizes, owners)
+    sizes = [prod(result.block_shape(index)) for index in result.indices()]
+    owners = settled(_held(source, result, size), sizes, dealt(len(sizes), size, sizes))
     return result.placed(owners).layout
 
 
-def _products(source: Layout, result: Value) -> int:
-    """Multiplications for the elements of every result block that one rank has."""
-    grid, total = list(source.grid), 0
-    for axis, blocks in enumerate(result.grid):
-        total += prod(grid) * blocks
-        grid[axis] = blocks
-    return total
-
-
-def _held(source: Layout, result: Value, wanted: list[Index], size: int) -> Lengths:
-    """Return the elements of each wanted block that each rank has, (blocks, ranks)."""
-    owners = np.array(source.owners, np.int64).reshape(source.grid)
-    common = [common_lengths(*cuts).T for cuts in zip(source.cuts, result.cuts, strict=True)]
-    held = np.empty((len(wanted), size))
-    grid = result.grid
-    places = [int(np.ravel_multi_index(index, grid)) for index in wanted]
-    for rank in range(size):
-        held[:, rank] = spread((owners == rank).astype(float), common).reshape(-1)[places]
-    return held
+def _held(source: Layout, result: Value, size: int) -> Ints:
+    """Return the elements of each existing block that each rank has, (blocks, ranks)."""
+    target = result.placed((0,) * len(result.indices())).layout
+    axes = list(map(Axis.common, source.cuts, target.cuts))
+    cells = Cells(axes, (source.grid, source.owners), (target.grid, target.owners))
+    there, shape = cells.sender >= 0, (len(target.owners), size)
+    held = table_of(cells.target[there], cells.sender[there], cells.length[there], shape)
+    return held[np.array(target.owners) >= 0]
 
 
 @dataclass(frozen=True)

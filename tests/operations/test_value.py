@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.operations import operation
 from dask_dgpu.operations.operation import Value, place
 from graph_opt.model.layout import Cuts, Layout, cuts_of, dealt
 
@@ -74,13 +73,6 @@ def test_empty_blocks_are_spread_too(size: int) -> None:
     layout = place(Layout(((0, 0), (0, 4)), (0,)), Value(((0,) * 11, (0, 4)), "float64"), size)
     counts = np.bincount(layout.owners, minlength=size)
     assert counts.max() - counts.min() <= 1
-
-
-def test_large_grids_are_dealt_out_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operation, "MOST_PRODUCTS", 0)
-    source = Layout((cuts_of((2,) * 4),), (1, 1, 0, 0))
-    value = Value((cuts_of((4, 4)),), "float64")
-    assert place(source, value, 2).owners == (0, 1)
 
 
 def test_more_of_its_own_than_in_any_dealing_of_equal_loads() -> None:

@@ -185,7 +185,7 @@ def _owners(plan: OwnerPlan, split: tuple[bool, bool]) -> tuple[int, ...]:
         if not parted:
             sizes = sizes.sum(axis=axis, keepdims=True)
             a, b = (each.sum(axis=axis + 1, keepdims=True) for each in (a, b))
-    held = np.broadcast_to(a + b, (plan.size, *sizes.shape)).reshape(plan.size, -1).T.astype(float)
+    held = np.broadcast_to(a + b, (plan.size, *sizes.shape)).reshape(plan.size, -1).T
     each = sizes.ravel().tolist()
     units = np.array(settled(held, each, dealt(len(each), plan.size, each)), np.int64)
     owners = np.broadcast_to(units.reshape(sizes.shape), grid)

@@ -63,9 +63,9 @@ class RankedPencil:
     """The plan of a transform on ``size`` ranks.
 
     ``layouts`` are those of the input of each stage, and of the output, and ``moves`` the
-    redistributions into each, ``None`` if blocks are only cropped. An input that is ``spent`` may be
-    freed after the first exchange. If the plan is ``sliced``, the last stage writes its result over
-    its input, slice by slice.
+    redistributions into each, ``None`` if blocks are only cropped. An input that is ``spent`` may
+    be freed after the first exchange. The last stage of a plan that is ``sliced`` writes its result
+    over its input, slice by slice.
     """
 
     plan: PencilPlan

@@ -36,7 +36,7 @@ from dask_dgpu.algorithms.cells import (
     table_of,
 )
 from graph_opt.model.cost import Hosts, Machine, pipelined, relayed_bytes, relays, transfer_seconds
-from graph_opt.model.layout import Bare, Cuts, Layout, Lengths, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, even_spans
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -359,7 +359,7 @@ def cost(plan: RedistributePlan, machine: Machine) -> float:
     return seconds + plan.rounds * (start + ROUND_SECONDS)
 
 
-def settled(held: Lengths, sizes: Sequence[int], even: Sequence[int]) -> Sequence[int]:
+def settled(held: Ints, sizes: Sequence[int], even: Sequence[int]) -> Sequence[int]:
     """Let each block take the rank with most of it that still has room, else that of ``even``.
 
     ``held`` has what each rank has of each block, (blocks, ranks). No rank has more than the
