@@ -18,13 +18,10 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from graph_opt.model.layout import Index
 
-P = TypeVar("P")
-R = TypeVar("R")
 Array = Any
 Blocks = Mapping[Index, Array]
 Progress = Callable[[int, int], None]
@@ -32,16 +29,3 @@ Progress = Callable[[int, int], None]
 
 def no_progress(done: int, steps: int) -> None:
     """Ignore progress."""
-
-
-def once_per_rank(function: Callable[[P, int], R]) -> Callable[[P, int], R]:
-    """Let the plan, which is ``Bare``, keep the result of ``function(plan, rank)``."""
-
-    @wraps(function)
-    def cached(plan: P, rank: int) -> R:
-        known: dict[int, R] = vars(plan).setdefault(f"{function.__name__} by rank", {})
-        if rank not in known:
-            known[rank] = function(plan, rank)
-        return known[rank]
-
-    return cached

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import accumulate, pairwise
 from itertools import product as cartesian
 from math import isnan, prod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+P = TypeVar("P")
+R = TypeVar("R")
 Cuts = tuple[int, ...]
 Span = tuple[int, int]
 Index = tuple[int, ...]
@@ -61,6 +63,19 @@ class Bare:
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+
+def once_per_rank(function: Callable[[P, int], R]) -> Callable[[P, int], R]:
+    """Let the plan, which is ``Bare``, keep the result of ``function(plan, rank)``."""
+
+    @wraps(function)
+    def cached(plan: P, rank: int) -> R:
+        known: dict[int, R] = vars(plan).setdefault(f"{function.__name__} by rank", {})
+        if rank not in known:
+            known[rank] = function(plan, rank)
+        return known[rank]
+
+    return cached
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress, once_per_rank
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.cells import Ints, Selected, indices_at, unravel, values_at
 from dask_dgpu.algorithms.halo.plan import Assembly, HaloPlan
 from dask_dgpu.algorithms.redistribute.rank import Copies, Place, checked, exchange
@@ -22,7 +22,7 @@ from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Index, once_per_rank
 
 
 class View(NamedTuple):

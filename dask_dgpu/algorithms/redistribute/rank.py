@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress, once_per_rank
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.cells import (
     Ints,
     Mask,
@@ -34,7 +34,7 @@ from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Index, once_per_rank
 
 Slices = tuple[slice, ...]
 Place = tuple[Ints, ...]

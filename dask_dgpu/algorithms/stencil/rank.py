@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress, once_per_rank
+from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
 from dask_dgpu.algorithms.halo.rank import Exchange
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.stencil.plan import Passes, Regions, SweepPlan, passes
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil
 from dask_dgpu.kernels.device import Device
-from graph_opt.model.layout import Index, Layout
+from graph_opt.model.layout import Index, Layout, once_per_rank
 
 Storage = dict[Index, Array]
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from dask_dgpu.algorithms import once_per_rank
 from dask_dgpu.algorithms.summa.wire import (
     EXACT,
     Exact,
@@ -28,6 +27,7 @@ from graph_opt.model.layout import (
     Layout,
     Span,
     even_spans,
+    once_per_rank,
 )
 
 Strategy = Literal["auto", "row", "column", "summa", "inner"]
