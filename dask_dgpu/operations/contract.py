@@ -28,7 +28,6 @@ from dask_dgpu.operations.operation import (
 )
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Layout, counted
-from graph_opt.model.subscripts import Subscripts
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,13 @@ def _plan(request: Request) -> ContractPlan:
     swapped = any(subscripts.rows.endswith(last) for last in subscripts.output[-1:])
     if swapped:
         subscripts, inputs = subscripts.swapped, inputs[::-1]
-    stacks = _stacks(subscripts, inputs, result, kept)
+    letters = subscripts.left, subscripts.right, subscripts.output
+    grids = *(each.layout.grid for each in inputs), result.grid
+    left, right, output = (
+        Stack.of(each, groups, grid, dict(kept))
+        for each, groups, grid in zip(letters, subscripts.groups, grids, strict=True)
+    )
+    stacks = left, right, output
     a, b = (stack.layout(each.layout) for stack, each in zip(stacks, inputs, strict=False))
     copied = np.zeros(request.size, np.int64)
     for stack, each, stacked in zip(stacks, inputs, (a, b), strict=False):
@@ -90,19 +95,6 @@ def _plan(request: Request) -> ContractPlan:
     dtypes = inputs[0].dtype, inputs[1].dtype
     work = _best(request, a, b, dtypes, copied_bytes)
     return ContractPlan(stacks, work, result, swapped, copied_bytes)
-
-
-def _stacks(
-    subscripts: Subscripts, inputs: tuple[Placed, ...], result: Value, kept: tuple[Any, ...]
-) -> tuple[Stack, Stack, Stack]:
-    along = dict(kept)
-    letters = subscripts.left, subscripts.right, subscripts.output
-    grids = *(each.layout.grid for each in inputs), result.grid
-    left, right, output = (
-        Stack.of(each, groups, grid, along)
-        for each, groups, grid in zip(letters, subscripts.groups, grids, strict=True)
-    )
-    return left, right, output
 
 
 def _best(

@@ -13,7 +13,7 @@ import numpy as np
 from dask_dgpu.algorithms.cells import Ints, elements
 from dask_dgpu.algorithms.redistribute.plan import settled
 from graph_opt.model.cost import Machine, pipelined
-from graph_opt.model.layout import Bare, Index, Layout, dealt
+from graph_opt.model.layout import Bare, Layout, dealt
 
 ROUNDS = (1, 2, 4, 8, 16)
 """Numbers of rounds: each is hidden behind the products of the one before."""
@@ -194,7 +194,8 @@ def _owners(plan: OwnerPlan, split: tuple[bool, bool]) -> tuple[int, ...]:
 
 def cost(plan: OwnerPlan, machine: Machine) -> float:
     """Predict the seconds of a plan."""
-    (m, k, n), inner = _block(plan), plan.a.grid[2]
+    (_, rows, inners), (_, _, columns) = plan.a.lengths, plan.b.lengths
+    (m, k, n), inner = map(max, (rows, inners, columns)), plan.a.grid[2]
     itemsize = np.dtype(plan.accumulator).itemsize
     elements = int(plan.result.shares(plan.size, 1).max())
     rate = machine.product_rate((m, k, n), plan.accumulator)
@@ -205,9 +206,3 @@ def cost(plan: OwnerPlan, machine: Machine) -> float:
     first = received[:, 0].max() / link
     seconds = pipelined(compute, transfer, first, plan.rounds)
     return float(seconds + machine.latency * np.count_nonzero(received.any(axis=0)))
-
-
-def _block(plan: OwnerPlan) -> Index:
-    """Return the longest sides of the products of two blocks."""
-    (_, rows, inner), (_, _, columns) = plan.a.lengths, plan.b.lengths
-    return max(rows), max(inner), max(columns)

@@ -13,14 +13,9 @@
 A *tile* is a block of the result or a part of one. One rank computes it, from the *window* under
 it and all weights. The window has the halo of the kernel, and zeros beyond the edges of the image.
 
-- Tiles are dealt out evenly, most of each window to the rank that owns it. If there are fewer
-  blocks than ranks, tiles divide them by images, by rows, or both, whichever is predicted to be
-  quickest, and the result is put together on the owners of its blocks.
-- A window within one block of the same rank is not copied; other windows are assembled from parts
-  of blocks. So images whole on a rank cost no transfer, and large images cost their halos.
-- Weights travel once to each rank without them.
-
-Windows that need nothing from other ranks are convolved while messages are in transit.
+Tiles are dealt out evenly, most of each window to the rank that owns it. Weights travel once to
+each rank without them. Windows that need nothing from other ranks are convolved while messages are
+in transit.
 
 References
 ----------

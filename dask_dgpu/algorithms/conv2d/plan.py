@@ -55,21 +55,21 @@ class GatherPlan(Assembly):
         box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
         return tuple(slice(each.before, each.length - each.after) for each in box)
 
-
-def part_of_block(
-    layout: Layout, windows: Sequence[Sequence[Window]], index: Index
-) -> tuple[Index, Slices] | None:
-    """Return the block that has all of a box, and the place of the box there, if one has."""
-    block, place = [], []
-    for cuts, along, at in zip(layout.cuts, windows, index, strict=True):
-        window = along[at]
-        under = list(overlaps(cuts, window.start, window.stop))
-        if len(under) != 1:
-            return None
-        ((chunk, lo, hi),) = under
-        block.append(chunk)
-        place.append(slice(lo - cuts[chunk], hi - cuts[chunk]))
-    return tuple(block), tuple(place)
+    def within_blocks(self, tiles: Layout) -> dict[Index, tuple[Index, Slices]]:
+        """Return the boxes of tiles within one block of their rank: the block, and the place."""
+        found = {}
+        for index, owner in zip(tiles.indices(), tiles.owners, strict=True):
+            box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
+            pairs = zip(self.layout.cuts, box, strict=True)
+            under = [list(overlaps(cuts, each.start, each.stop)) for cuts, each in pairs]
+            if owner < 0 or any(len(chunks) != 1 for chunks in under):
+                continue
+            block = tuple(chunk for ((chunk, _, _),) in under)
+            rows = zip(self.layout.cuts, under, strict=True)
+            place = (slice(lo - cuts[at], hi - cuts[at]) for cuts, ((at, lo, hi),) in rows)
+            if self.layout.owner(block) == owner:
+                found[index] = block, tuple(place)
+        return found
 
 
 def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
@@ -118,8 +118,8 @@ class Conv2dPlan(Bare):
 
     @cached_property
     def direct(self) -> dict[Index, tuple[Index, Slices]]:
-        """The tiles with a window within one block of their rank: the block, and the place."""
-        return _direct(self.windows, self.tiles)
+        """The tiles whose windows need no copy."""
+        return self.windows.within_blocks(self.tiles)
 
     def parameters(self, tile: Index) -> Convolution:
         """Return the parameters for a tile: an assembled window has its zeros already."""
@@ -150,7 +150,7 @@ def plan_conv2d(
     """
     under = convolution.windows(tiles.cuts, x.shape)
     windows = GatherPlan(x, dtype, size, windows=under, owners=(-1,) * len(tiles.owners))
-    direct = _direct(windows, tiles)
+    direct = windows.within_blocks(tiles)
     owners = tuple(
         -1 if index in direct else owner
         for index, owner in zip(tiles.indices(), tiles.owners, strict=True)
@@ -170,15 +170,6 @@ def plan_conv2d(
     for each in plan.gathers:
         each.cells.check_sources(each.layout.grid)
     return plan
-
-
-def _direct(windows: GatherPlan, tiles: Layout) -> dict[Index, tuple[Index, Slices]]:
-    found = {}
-    for index, owner in zip(tiles.indices(), tiles.owners, strict=True):
-        part = part_of_block(windows.layout, windows.windows, index) if owner >= 0 else None
-        if part is not None and windows.layout.owner(part[0]) == owner:
-            found[index] = part
-    return found
 
 
 def tilings(cuts: tuple[Cuts, ...], wanted: set[Index], size: int) -> Iterator[tuple[Cuts, ...]]:

@@ -15,13 +15,8 @@
 end at the end of the array. ``plan.target`` is the layout of the extended blocks, each on the
 rank of its block.
 
-Blocks in the middle of their own storage are not copied: an :class:`Exchange` fills their ghost
-cells repeatedly, and overlaps with the work between its ``start`` and ``finish``.
-
-Along each axis an extended chunk consists of *segments*: parts of source chunks, forwards,
-backwards or one repeated position, or a constant. A *cell* is a segment of each axis. All cells
-from one rank for another are one message. A block may be thinner than the depth; then the ghost
-cells come from several blocks.
+All cells from one rank for another are one message. A block may be thinner than the depth; then the
+ghost cells come from several blocks.
 
 References
 ----------

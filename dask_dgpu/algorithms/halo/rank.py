@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -270,16 +270,10 @@ def _is_middle(plan: HaloPlan, index: Index, block: Array, whole: Array) -> bool
     """Whether a block is at its place in its extended block."""
     if whole.shape != plan.target.block_shape(index) or whole.dtype != block.dtype:
         return False
-    middle = whole[plan.interior(index)]
-    here, there = (
-        array.__array_interface__
-        if isinstance(array, np.ndarray)
-        else array.__cuda_array_interface__
-        for array in (block, middle)
-    )
-    return bool(
-        whole.flags.c_contiguous
-        and here["data"] == there["data"]
-        and block.shape == middle.shape
-        and block.strides == middle.strides
-    )
+
+    def place(array: Array) -> tuple[Any, ...]:
+        kind = "" if isinstance(array, np.ndarray) else "cuda_"
+        data = getattr(array, f"__{kind}array_interface__")["data"]
+        return data, array.shape, array.strides
+
+    return whole.flags.c_contiguous and place(block) == place(whole[plan.interior(index)])

@@ -11,17 +11,9 @@
     |   2   | 1 |           |   |   |   |
     |_______|___|           |___|___|___|
 
-A target block consists of its overlaps with source blocks. A rank sends one message to each
-other rank in a round. Message buffers are bounded: a large array takes several rounds, and in
-each round every rank sends and receives its even share. While a round is in transit, the next
-is packed.
-
-A block that is the same on the same rank in both layouts is passed on. Other pieces that stay
-on their rank are copied from block to block. Every rank computes the whole plan, so that ranks
-exchange only pieces.
-
-A unit may be computed when it is packed: an FFT hides its transforms behind the transfer and
-needs no intermediate array.
+A target block consists of its overlaps with source blocks. A block that is the same on the same
+rank in both layouts is passed on. Every rank computes the whole plan, so that ranks exchange only
+pieces.
 
 References
 ----------

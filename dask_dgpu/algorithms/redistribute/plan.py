@@ -281,14 +281,11 @@ def _unit_cuts(
             continue
         thickness = max(1, lengths[axis] * most // nbytes)
         lengths[axis] = min(thickness, lengths[axis])
-        found[axis] = (0, *(hi for chunk in pairwise(along) for hi in _ends(*chunk, thickness)))
+        parts = (
+            even_spans(lo, hi, max(1, -(-(hi - lo) // thickness))) for lo, hi in pairwise(along)
+        )
+        found[axis] = (0, *(hi for spans in parts for _, hi in spans))
     return tuple(found)
-
-
-def _ends(start: int, stop: int, thickness: int) -> list[int]:
-    """Return the ends of the parts of a chunk, none thicker than this."""
-    parts = max(1, -(-(stop - start) // thickness))
-    return [hi for _, hi in even_spans(start, stop, parts)]
 
 
 def traffic(plan: RedistributePlan) -> Ints:
