@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from dask_dgpu.kernels.fused.nodes import after_arguments
-from graph_opt.model.expression import Constant, Expression, Input, Node, Reduce, View
+from graph_opt.model.expression import Expression, Input, Node, Reduce, View
 
 Shape = tuple[int, ...]
 Place = tuple[int, int | None]
@@ -40,19 +40,20 @@ class Step(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One way over a domain: the roots that it computes, each with its step.
+    """One way over a domain, in tiles along an axis: the roots that it computes, with their steps.
 
-    A root is a result, or a reduction; its step is that of its argument if tiles have parts of it.
-    Tiles have ``length`` elements along ``axis``; there is one tile if it is None. ``order`` has
-    the axes of the domain by falling stride.
+    A root is a result, or a reduction. Those in ``merged`` are reductions of which tiles have
+    parts: their steps are those of their arguments. There is one tile if the axis is None, and
+    ``order`` has the axes of the domain by falling stride.
     """
 
     domain: Shape
     order: tuple[int, ...]
     axis: int | None
-    length: int
-    steps: tuple[Step, ...]
+    tiles: list[slice]
+    steps: list[Step]
     roots: dict[int, int]
+    merged: list[int]
 
 
 class Placing:
@@ -95,10 +96,8 @@ class Placing:
         at, axis = place
         node = self.nodes[at]
         match node:
-            case Input() | Constant():
-                return []
             case Reduce(argument=argument):
-                below = None if axis is None else _kept_axis(node, axis, len(self.shapes[argument]))
+                below = None if axis is None else _kept_axes(node, len(self.shapes[argument]))[axis]
                 if below is None or self.slab(argument, below) > WIDEST * self.elements:
                     return []
                 return [self._at(argument, below)]
@@ -111,16 +110,9 @@ class Placing:
         ]
 
 
-def _kept_axis(node: Reduce, axis: int, ndim: int) -> int:
-    """Return the axis of a reduction's argument that is this axis of its result."""
-    return axis if node.keepdims else [at for at in range(ndim) if at not in node.axes][axis]
-
-
-def _axis_of_result(node: Reduce, axis: int | None) -> int | None:
-    """Return the axis of a reduction's result that is this axis of its argument."""
-    if axis is None or axis in node.axes:
-        return None
-    return axis if node.keepdims else axis - sum(each < axis for each in node.axes)
+def _kept_axes(node: Reduce, ndim: int) -> list[int]:
+    """Return the axes of a reduction's argument that are those of its result."""
+    return [axis for axis in range(ndim) if node.keepdims or axis not in node.axes]
 
 
 class Planner:
@@ -146,28 +138,26 @@ class Planner:
             self._level(result)
         groups: dict[Any, list[int]] = {}
         for root, level in sorted(self._levels.items(), key=lambda item: item[1]):
-            shape = self.shapes[self._domain(root)]
-            groups.setdefault((level, shape, self._cut(root)), []).append(root)
-        return [self._pass(roots) for roots in groups.values()]
+            domain = self._domain(root)
+            key = level, self.shapes[domain], self._order(domain), self._cut(root)
+            groups.setdefault(key, []).append(root)
+        return [self._pass(roots, level > 0) for (level, *_), roots in groups.items()]
 
     def _level(self, root: int) -> int:
         """Return the number of passes before that of a root, and remember it."""
         if root not in self._levels:
-            placing = self._placing()
-            placing.place(self._domain(root), self._cut(root)[1])
+            placing = Placing(self.nodes, self.shapes, self.elements)
+            placing.place(self._domain(root), self._cut(root))
             self._levels[root] = max((1 + self._level(at) for at in placing.reductions), default=0)
         return self._levels[root]
-
-    def _placing(self) -> Placing:
-        return Placing(self.nodes, self.shapes, self.elements)
 
     def _domain(self, root: int) -> int:
         """Return the node whose shape a pass for a root goes over."""
         node = self.nodes[root]
         return node.argument if isinstance(node, Reduce) else root
 
-    def _cut(self, root: int) -> tuple[tuple[int, ...], int | None]:
-        """Return the axes of a domain by falling stride, and the one that tiles are slices of.
+    def _cut(self, root: int) -> int | None:
+        """Return the axis that tiles are slices of.
 
         This is the first of which a position fits in a tile, or else the longest. A reduction
         along it has a partial result a tile, which must be small beside the tile.
@@ -180,9 +170,8 @@ class Planner:
             if isinstance(node, Reduce) and axis in node.axes:
                 fits = fits and kept * SHARE <= self.elements
             if fits:
-                return order, axis if shape[axis] > 1 else None
-        longest = max(order, key=lambda axis: shape[axis], default=None)
-        return order, longest
+                return axis if shape[axis] > 1 else None
+        return max(order, key=lambda axis: shape[axis], default=None)
 
     def _order(self, domain: int) -> tuple[int, ...]:
         """Return the axes of a domain by falling stride, as those of a block of its shape lie."""
@@ -204,18 +193,26 @@ class Planner:
                 waiting += [(of, axes) for of in reversed(alike)]
         return tuple(range(ndim))
 
-    def _pass(self, roots: Sequence[int]) -> Pass:
-        placing, (order, axis) = self._placing(), self._cut(roots[0])
-        placed = {root: placing.place(self._domain(root), axis) for root in roots}
-        domain, slab, whole = self.shapes[self._domain(roots[0])], placing.largest(), 1
+    def _pass(self, roots: Sequence[int], follows: bool) -> Pass:
+        placing, axis = Placing(self.nodes, self.shapes, self.elements), self._cut(roots[0])
+        domains = [self._domain(root) for root in roots]
+        placed = {root: placing.place(at, axis) for root, at in zip(roots, domains, strict=True)}
+        shape, slab, whole = self.shapes[domains[0]], placing.largest(), 1
         if axis is not None:
-            slab = max(slab, placing.slab(self._domain(roots[0]), axis))
-            whole = domain[axis]
+            slab, whole = max(slab, placing.slab(domains[0], axis)), shape[axis]
         length = min(whole, max(1, self.elements // max(1, slab)))
         length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
+        tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
+        merged: list[int] = []
         for root, at in placed.items():
             node = self.nodes[root]
-            if isinstance(node, Reduce) and (axis not in node.axes or length == whole):
+            if isinstance(node, Reduce) and axis in node.axes and length < whole:
+                merged.append(root)
+            elif isinstance(node, Reduce):
+                kept = _kept_axes(node, len(shape))
+                along = None if axis is None or axis in node.axes else kept.index(axis)
                 placed[root] = len(placing.steps)
-                placing.steps.append(Step(root, _axis_of_result(node, axis), (at,)))
-        return Pass(domain, order, axis, length, tuple(placing.steps), placed)
+                placing.steps.append(Step(root, along, (at,)))
+        if follows and not merged:  # the last tiles of the pass before may still be in cache
+            tiles.reverse()
+        return Pass(shape, self._order(domains[0]), axis, tiles, placing.steps, placed, merged)

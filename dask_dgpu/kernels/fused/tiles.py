@@ -7,7 +7,6 @@ not sliced are computed once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -37,21 +36,16 @@ class TilePass:
         blocks: Sequence[Array],
         known: Mapping[int, Array],
     ) -> None:
-        self.plan, self.follows = plan, bool(known)
+        self.plan = plan
         self.nodes = [nodes[step.node] for step in plan.steps]  # by step, as all that follows
         self.shared: dict[int, Array] = {}  # values of all tiles
         self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
-        for at, step in enumerate(plan.steps):
+        for at, (step, node) in enumerate(zip(plan.steps, self.nodes, strict=True)):
             if not step.arguments:
-                leaf = _leaf(self.nodes[at], step.node, blocks, known)
+                leaf = _leaf(node, step.node, blocks, known)
                 (self.shared if step.axis is None else self.sliced)[at] = leaf
-        roots = plan.roots.items()
-        self.sums = {
-            root: Sums(node, plan)
-            for root, at in roots
-            if isinstance(node := nodes[root], Reduce) and plan.steps[at].node != root
-        }
-        self.targets = {at for root, at in roots if root not in self.sums}
+        self.sums = {root: Sums(nodes[root], plan) for root in plan.merged}
+        self.targets = {at for root, at in plan.roots.items() if root not in self.sums}
         self.results = {at: self.shared[at] for at in self.targets & self.shared.keys()}
         self.last = self._last_uses()
         # functions of steps with their buffers; None stands for the memory of a result
@@ -61,16 +55,16 @@ class TilePass:
     def run(self) -> dict[int, Array]:
         """Return the value of each root."""
         length = 0
-        for part in self._tiles():
+        for part in self.plan.tiles:
             if part.stop - part.start != length:
                 length, self.bound, self.free = part.stop - part.start, {}, {}
             values = self._values(part)
             shared: dict[int, dict[Any, Array]] = {}
             for root, sums in self.sums.items():
                 at = self.plan.roots[root]
-                sums.add(values[at], part, shared.setdefault(at, {}))
+                sums.add(values[at], part.start, shared.setdefault(at, {}))
         return {
-            root: self.sums[root].value if root in self.sums else self.results[at]
+            root: self.sums[root].value() if root in self.sums else self.results[at]
             for root, at in self.plan.roots.items()
         }
 
@@ -85,39 +79,28 @@ class TilePass:
                 last[of] = max(last[of], last[at] if _is_view(self.nodes[at]) else at)
         return last
 
-    def _tiles(self) -> list[slice]:
-        """Return the tiles along the axis.
-
-        After an earlier pass they are backwards: its last tiles may still be in cache.
-        """
-        axis, length = self.plan.axis, self.plan.length
-        whole = 1 if axis is None else self.plan.domain[axis]
-        tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
-        return tiles[::-1] if self.follows and not self.sums else tiles
-
     def _values(self, part: slice) -> list[Array]:
         """Compute a tile; return the values of steps that are still needed."""
         values: list[Array] = []
         for at, step in enumerate(self.plan.steps):
+            place = () if step.axis is None else (*[slice(None)] * step.axis, part)
             if at in self.shared:
-                values.append(self.shared[at])
+                value = self.shared[at]
             elif at in self.sliced:
-                values.append(self.sliced[at][_index(step.axis, part)])
+                value = self.sliced[at][place]
+            elif at in self.bound:
+                function, buffer = self.bound[at]
+                value = self.results[at][place] if buffer is None else buffer
+                function(*[values[of] for of in step.arguments], out=value)
             else:
-                read = [values[of] for of in step.arguments]
-                if at in self.bound:
-                    function, buffer = self.bound[at]
-                    place = _index(step.axis, part)
-                    values.append(self.results[at][place] if buffer is None else buffer)
-                    function(*read, out=values[at])
-                else:
-                    values.append(self._computed(at, read, part))
+                value = self._computed(at, [values[of] for of in step.arguments], place)
+            values.append(value)
             for of in step.arguments:
                 if self.last[of] <= at:
                     values[of] = None
         return values
 
-    def _computed(self, at: int, read: Sequence[Array], part: slice) -> Array:
+    def _computed(self, at: int, read: Sequence[Array], place: tuple[slice, ...]) -> Array:
         """Compute a step by NumPy alone; find memory for it in further tiles."""
         node, step = self.nodes[at], self.plan.steps[at]
         value, function = node_value(node, read), _function(node)
@@ -126,18 +109,17 @@ class TilePass:
             if self.last[of] == at and buffer is not None:
                 self.free.setdefault(_layout(buffer), []).append(buffer)
         if at in self.targets:
-            self._store(at, value, _index(step.axis, part))
+            self._store(at, value, place)
         if step.axis is None:
             self.shared[at] = value
+        elif function is not None and at in self.targets:
+            self.bound[at] = function, None
         elif function is not None:
-            self.bound[at] = function, None if at in self.targets else self._buffer(value)
+            waiting = self.free.get(_layout(value))
+            self.bound[at] = function, waiting.pop() if waiting else np.empty_like(value)
         return value
 
-    def _buffer(self, like: Array) -> Array:
-        waiting = self.free.get(_layout(like))
-        return waiting.pop() if waiting else np.empty_like(like)
-
-    def _store(self, at: int, value: Array, index: tuple[slice, ...]) -> None:
+    def _store(self, at: int, value: Array, place: tuple[slice, ...]) -> None:
         """Keep a tile of a result."""
         if at not in self.results:
             shape, axis = list(np.shape(value)), self.plan.steps[at].axis
@@ -146,50 +128,48 @@ class TilePass:
             if tuple(shape) == np.shape(value):
                 self.results[at] = value
                 return
-            self.results[at] = self._allocated(at, value.dtype, shape)
-        self.results[at][index] = value
-
-    def _allocated(self, at: int, dtype: Any, shape: Sequence[int]) -> Array:
-        """Return new memory for a result."""
-        if isinstance(self.nodes[at], Reduce):
-            return np.empty(shape, dtype)
-        order = self.plan.order
-        return np.empty([shape[axis] for axis in order], dtype).transpose(np.argsort(order))
+            whole = not isinstance(self.nodes[at], Reduce)
+            order = self.plan.order if whole else range(len(shape))
+            memory = np.empty([shape[axis] for axis in order], value.dtype)
+            self.results[at] = memory.transpose(np.argsort(order))
+        self.results[at][place] = value
 
 
 class Sums:
     """A reduction of which each tile has a part.
 
-    Parts are merged in pairs of about equal size, as in NumPy's pairwise summation.
+    Parts of equally many tiles are merged in pairs, as in NumPy's pairwise summation.
     """
 
-    def __init__(self, node: Reduce, plan: Pass) -> None:
-        self.node, self.plan = node, plan
-        self._waiting: list[tuple[int, State]] = []
-        self._result: Array | None = None
+    def __init__(self, node: Node, plan: Pass) -> None:
+        if not isinstance(node, Reduce):
+            raise TypeError(f"expected a reduction, got {node}")
+        self.node, self.plan, self.reduction = node, plan, REDUCTIONS[node.function]
+        self.states: list[State] = []
+        self.added = 0
+        self.dtype: Any = None
 
-    def add(self, value: Array, part: slice, shared: dict[Any, Array]) -> None:
+    def add(self, value: Array, start: int, shared: dict[Any, Array]) -> None:
         """Add a tile; ``shared`` are its sums that are known, and are added to."""
-        node, axis = self.node, self.plan.axis
-        starts = [part.start if at == axis else 0 for at in range(len(self.plan.domain))]
-        reduction = REDUCTIONS[node.function]
-        state = reduction.begin(node, Part(value, tuple(starts), self.plan.domain, shared))
-        weight, total = 1, 1 + sum(number for number, _ in self._waiting)
-        parts = math.ceil(self.plan.domain[axis or 0] / self.plan.length)
-        while self._waiting and (self._waiting[-1][0] <= weight or total == parts):
-            number, earlier = self._waiting.pop()
-            state = reduction.merge((earlier, state))
-            weight += number
-        self._waiting.append((weight, state))
-        if weight == parts:
-            self._result = reduction.finish(node, value.dtype, state)
+        self.dtype, starts = value.dtype, [0] * value.ndim
+        starts[self.plan.axis or 0] = start
+        part = Part(value, tuple(starts), self.plan.domain, shared)
+        self.states.append(self.reduction.begin(self.node, part))
+        self.added += 1
+        number = self.added
+        while number % 2 == 0:
+            self._merge()
+            number //= 2
 
-    @property
     def value(self) -> Array:
-        """The complete reduction."""
-        if self._result is None:
-            raise RuntimeError("expected all tiles to be added first")
-        return self._result if self.node.keepdims else self._result.squeeze(self.node.axes)[()]
+        """Return the complete reduction."""
+        while len(self.states) > 1:
+            self._merge()
+        found = self.reduction.finish(self.node, self.dtype, self.states[0])
+        return found if self.node.keepdims else found.squeeze(self.node.axes)[()]
+
+    def _merge(self) -> None:
+        self.states[-2:] = [self.reduction.merge(self.states[-2:])]
 
 
 def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Array]) -> Array:
@@ -199,10 +179,6 @@ def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Arra
         case Constant(value):
             return value
     return known[at]
-
-
-def _index(axis: int | None, part: slice) -> tuple[slice, ...]:
-    return () if axis is None else (*[slice(None)] * axis, part)
 
 
 def _is_view(node: Node) -> bool:
