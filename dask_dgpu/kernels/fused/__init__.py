@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,9 @@ def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ..
     """
     if _on_host(blocks):
         return evaluate_host(expression, blocks)
-    return _cuda().evaluate_cuda(expression, blocks)
+    from dask_dgpu.kernels.fused.cuda import evaluate_cuda
+
+    return evaluate_cuda(expression, blocks)
 
 
 def evaluate_all(
@@ -59,7 +61,9 @@ def evaluate_all(
     """
     if any(map(_on_host, several)):
         return [evaluate(expression, blocks) for blocks in several]
-    return _cuda().evaluate_all_cuda(expression, several)
+    from dask_dgpu.kernels.fused.cuda import evaluate_all_cuda
+
+    return evaluate_all_cuda(expression, several)
 
 
 def called(function: Callable[..., Sequence[Array]], *blocks: Array) -> Sequence[Array]:
@@ -84,11 +88,3 @@ def _traced(
 
 def _on_host(blocks: Sequence[Array]) -> bool:
     return all(isinstance(block, HOST) for block in blocks)
-
-
-@cache
-def _cuda() -> Any:
-    """Return the module for CuPy, which is imported with the first of its blocks."""
-    from dask_dgpu.kernels.fused import cuda
-
-    return cuda

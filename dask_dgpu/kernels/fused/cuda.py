@@ -14,11 +14,11 @@ import cupy
 import numpy as np
 
 from dask_dgpu.kernels.fused.kernel import Array as Described
-from dask_dgpu.kernels.fused.kernel import Launch, contiguous
+from dask_dgpu.kernels.fused.kernel import Launch
 from dask_dgpu.kernels.fused.launching import Kernels
 from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.plan import ByModule, planned
-from graph_opt.model.expression import Apply, Constant, Expression, Input, View
+from graph_opt.model.expression import Apply, Expression, Input
 
 Array = Any
 Values = dict[int, Array]
@@ -31,17 +31,13 @@ class Calls(NamedTuple):
     """All that is called for an expression."""
 
     inputs: tuple[tuple[int, int], ...]  # nodes and their blocks
-    copied: frozenset[int]  # blocks that are not aligned to their elements
     steps: tuple[Kernels | ByModule, ...]
 
     @property
     def most(self) -> int:
-        """The most blocks of one kind to call it for at once."""
-        if self.copied or any(isinstance(step, ByModule) for step in self.steps):
-            return 1  # these have temporary blocks
-        return min(
-            (step.launch.most for step in self.steps if isinstance(step, Kernels)), default=1
-        )
+        """The most blocks of one kind to call it for at once; modules have temporary blocks."""
+        found = [step.launch.most if isinstance(step, Kernels) else 1 for step in self.steps]
+        return min(found, default=1)
 
 
 Key = tuple[tuple[Any, tuple[int, ...], tuple[int, ...], int], ...]
@@ -85,49 +81,30 @@ def _evaluated(
 ) -> list[tuple[Array, ...]]:
     """Return the results for one block, or for several of one kind."""
     stream = cupy.cuda.get_current_stream().ptr
-    copied = calls.copied
-    all_values: list[Values] = [
-        {at: blocks[of] if of not in copied else _aligned(blocks[of]) for at, of in calls.inputs}
-        for blocks in several
-    ]
+    every: list[Values] = [{at: blocks[of] for at, of in calls.inputs} for blocks in several]
     for step in calls.steps:
         if isinstance(step, Kernels):
-            _launch(step, all_values, stream)
+            _launch(step, every, stream)
         else:
-            for values in all_values:
+            for values in every:
                 values[step.node] = _by_module(expression, step, values)
-    return [
-        tuple([_result(expression, at, values) for at in expression.results])
-        for values in all_values
-    ]
-
-
-def _aligned(block: Array) -> Array:
-    """Return a contiguous copy of a block, by its bytes: elements may lie at any address."""
-    shape, strides = (*block.shape, block.itemsize), (*block.strides, 1)
-    parts = cupy.ndarray(shape, np.uint8, block.data, strides)
-    return parts.copy().view(block.dtype)[..., 0]
+    return [tuple([_result(expression, at, each) for at in expression.results]) for each in every]
 
 
 @lru_cache(maxsize=MOST_PLANS)
 def _calls(expression: Expression, key: Key, device: int) -> Calls:
     """Return what is called; compile what is new."""
     del device  # kernels belong to one
-    copied = set()
-    described = []
-    for at, (dtype, shape, strides, aligned) in enumerate(key):
-        size = dtype.itemsize
-        if any(stride % size for stride in strides) or aligned % min(size, 16):
-            copied.add(at)
-            strides, aligned = contiguous(shape), 0
-        else:
-            strides = tuple(stride // size for stride in strides)
-        described.append(Described(dtype, shape, strides, aligned))
-    steps = planned(expression, described)
+    described = [
+        Described(dtype, shape, tuple([stride // dtype.itemsize for stride in strides]), aligned)
+        for dtype, shape, strides, aligned in key
+    ]
     return Calls(
         tuple((at, node.at) for at, node in enumerate(expression.nodes) if isinstance(node, Input)),
-        frozenset(copied),
-        tuple(Kernels(step) if isinstance(step, Launch) else step for step in steps),
+        tuple(
+            Kernels(step) if isinstance(step, Launch) else step
+            for step in planned(expression, described)
+        ),
     )
 
 
@@ -156,20 +133,15 @@ def _by_module(expression: Expression, step: ByModule, values: Values) -> Array:
     node, (dtype, shape, *_) = expression.nodes[step.node], step.array
     if 0 in shape:
         return cupy.empty(shape, dtype)
-    arguments = [_argument(expression, at, values) for at in node.arguments]
+    arguments = [_result(expression, at, values) for at in node.arguments]
     if isinstance(node, Apply) and node.function == "where":
         arguments[0] = cupy.asarray(arguments[0])  # it takes no number
     return cupy.asarray(node_value(node, arguments, cupy), dtype, order="C").reshape(shape)
 
 
-def _argument(expression: Expression, at: int, values: Values) -> Any:
-    node = expression.nodes[at]
-    return node.value if isinstance(node, Constant) else _result(expression, at, values)
-
-
 def _result(expression: Expression, at: int, values: Values) -> Array:
-    """Return the array of a node, or the view of one that it is."""
+    """Return the array of a node, or the view of one or the number that it is."""
+    if at in values:
+        return values[at]
     node = expression.nodes[at]
-    if isinstance(node, View) and at not in values:
-        return node_value(node, [_result(expression, node.argument, values)], cupy)
-    return values[at]
+    return node_value(node, [_result(expression, of, values) for of in node.arguments], cupy)

@@ -14,10 +14,9 @@ import os
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 from cupy.cuda import compiler, driver
@@ -70,19 +69,14 @@ class Arguments(threading.local):
 ARGUMENTS = Arguments()
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A kernel of the current device, for blocks of one kind; ``first`` of the arrays it gets."""
 
     function: Any  # keeps the module loaded
+    address: int
     entry: Entry
     packing: Packing
     first: int
-
-    @cached_property
-    def address(self) -> int:
-        """The driver's handle."""
-        return int(self.function.ptr)
 
     def launch(self, addresses: Sequence[int], blocks: int, stream: int) -> None:
         """Launch the kernel for some blocks; the addresses are of one array after the other."""
@@ -94,40 +88,26 @@ class Kernel:
         )
 
 
-@dataclass(frozen=True)
 class Kernels:
     """The kernels of a launch, one after the other, for one block or many."""
 
-    launch: Launch
-
-    @cached_property
-    def one(self) -> tuple[Kernel, ...]:
-        """The kernels for one block."""
-        return self._kernels(self.launch.one, "", 1)
-
-    @cached_property
-    def many(self) -> tuple[Kernel, ...]:
-        """The kernels for up to ``launch.most`` blocks."""
-        return self._kernels(self.launch.many, "_many", self.launch.most)
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self._compiled: dict[int, list[Kernel]] = {}  # by the most blocks
 
     def call(self, arrays: Sequence[Sequence[int]], stream: int) -> None:
         """Launch the kernels, given the addresses of each array of each block."""
         blocks = len(arrays[0])
-        if blocks == 1:
-            kernels, addresses = self.one, [address for (address,) in arrays]
-        else:
-            kernels, unused = self.many, [0] * (self.launch.most - blocks)
-            addresses = [address for each in arrays for address in (*each, *unused)]
-        for each in kernels:
-            each.launch(addresses, blocks, stream)
+        most = 1 if blocks == 1 else self.launch.most
+        if most not in self._compiled:
+            self._compiled[most] = [self._kernel(each, most) for each in self.launch.entries]
+        unused = [0] * (most - blocks)
+        addresses = [address for each in arrays for address in (*each, *unused)]
+        for kernel in self._compiled[most]:
+            kernel.launch(addresses, blocks, stream)
 
-    def _kernels(self, source: str, suffix: str, most: int) -> tuple[Kernel, ...]:
-        return tuple(
-            Kernel(
-                compiled(source, entry.name + suffix).kernel,
-                entry,
-                Packing.of(len(entry.arrays) * most, [*entry.numbers.values()]),
-                entry.first * most,
-            )
-            for entry in self.launch.entries
-        )
+    def _kernel(self, entry: Entry, most: int) -> Kernel:
+        source, suffix = (self.launch.one, "") if most == 1 else (self.launch.many, "_many")
+        function = compiled(source, entry.name + suffix).kernel
+        packing = Packing.of(len(entry.arrays) * most, [*entry.numbers.values()])
+        return Kernel(function, int(function.ptr), entry, packing, entry.first * most)
