@@ -347,13 +347,16 @@ def _state(layer: Layer) -> dict[str, Any]:
 
     Numbers among the operands become parameters.
     """
-    state = {name: value for name, value in vars(layer).items() if name != "_cached_dict"}
-    if type(layer) is Blockwise and any(index is None and varies(x) for x, index in layer.indices):
+    state = vars(layer).copy()
+    state.pop("_cached_dict", None)
+    if type(layer) is ArrayOverlapLayer:
+        state["_cached_keys"] = None
+    elif any(index is None and varies(x) for x, index in state.get("indices", ())):
         state["indices"] = tuple(
             (as_parameter(x) if index is None and varies(x) else x, index)
-            for x, index in layer.indices
+            for x, index in state["indices"]
         )
-    return state | {"_cached_keys": None} if "_cached_keys" in state else state
+    return state
 
 
 _REDUCED: dict[type, Reduce] = {
