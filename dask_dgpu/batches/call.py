@@ -14,7 +14,6 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.blocks import Chunks, array_of, largest_nbytes, regions
 from dask_dgpu.batches.held import MemoryRule, tasks_of
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operations import Operation, of_nothing
@@ -22,7 +21,15 @@ from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments
 from dask_dgpu.batches.sinks import check_out
 from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.sources import Operand, Shape, Slot
+from dask_dgpu.batches.sources import (
+    Chunks,
+    Operand,
+    Shape,
+    Slot,
+    array_of,
+    largest_nbytes,
+    regions,
+)
 
 COPIES = 2
 """Parts of an operand, and of the result, on a device: one of them is being transferred.
@@ -184,8 +191,8 @@ class Call(Request):
             counts = self._counts(shapes)
         found = []
         for axes, shape in zip(notation.inputs, shapes, strict=True):
-            each = [counts.get(label, 1) if label is not None else 1 for label in axes]
-            if max(each, default=1) == 1 and not any(label in counts for label in axes):
+            each = [1 if label is None else counts.get(label, 1) for label in axes]
+            if not any(label in counts for label in axes):
                 each[shape.index(max(shape))] = ranks
             found.append(tuple(map(even_chunks, shape, each)))
         return tuple(found)
@@ -253,7 +260,8 @@ class Call(Request):
         nbytes = -(-prod(shape) * self.dtype.itemsize // min(ranks, max(1, prod(shape))))
         found.append(Part("result", shape, copies, copies * nbytes))
         if self.site.in_process and self._is_summed(lengths):
-            found.append(Part("partial results", shape, 2, 2 * nbytes * self._widening()))
+            wide = 2 if self.dtype.itemsize == 2 else 1  # half precision is added in single
+            found.append(Part("partial results", shape, 2, 2 * nbytes * wide))
         largest = self._largest_result_block(shape, chunks)
         if self.operation.is_product:  # Dask adds partial products, even one
             workspace = largest + (self.temporaries - 1) * block
@@ -291,11 +299,6 @@ class Call(Request):
         """Return the bytes of all parts."""
         return sum(part.nbytes for part in self.parts(lengths))
 
-    @property
-    def smallest(self) -> Lengths:
-        """The lengths of the smallest batch."""
-        return dict.fromkeys(self.notation.sizes, 1)
-
     def traffic(self, lengths: Lengths) -> int:
         """Return the bytes read from operands and written to the result, in all batches."""
         notation = self.notation
@@ -310,8 +313,7 @@ class Call(Request):
 
     def staying(self, lengths: Lengths) -> list[int]:
         """Return the operands of which several batches in turn, or the only one, read a part."""
-        operands = range(len(self.operands))
-        return [at for at in operands if not self.notation.moves(at, lengths)]
+        return [at for at, _ in enumerate(self.operands) if not self.notation.moves(at, lengths)]
 
     def _read(self, at: int, lengths: Lengths) -> float:
         """Return the bytes read from an operand."""
@@ -329,32 +331,24 @@ class Call(Request):
         }
 
     def _name(self, label: int) -> str:
-        if label in self.notation.output:
-            return f"axis {self.notation.output.index(label)} of the result"
-        for operand, axes in zip(self.operands, self.notation.inputs, strict=True):
-            if label in axes:
-                return f"axis {axes.index(label)} of {operand.name}"
-        raise AssertionError(label)
+        names = ["the result", *(each.name for each in self.operands)]
+        found = zip(names, (self.notation.output, *self.notation.inputs), strict=True)
+        name, axes = next(each for each in found if label in each[1])
+        return f"axis {axes.index(label)} of {name}"
 
     def _is_summed(self, lengths: Lengths) -> bool:
         return any(self.notation.count(each, lengths) > 1 for each in self.notation.contracted)
 
-    def _widening(self) -> int:
-        return 2 if self.dtype.itemsize == 2 else 1
-
     def _largest_result_block(self, shape: Shape, chunks: Sequence[Chunks]) -> int:
         """Return bytes of the largest block of a batch's result."""
-        counts = {
+        counts: dict[int | None, int] = {
             label: len(sizes)
             for axes, sizes_of in zip(self.notation.inputs, chunks, strict=True)
             for label, sizes in zip(axes, sizes_of, strict=True)
             if label is not None
         }
-        lengths = [
-            -(-size // counts.get(label, 1)) if label is not None else size
-            for label, size in zip(self.notation.output, shape, strict=True)
-        ]
-        return prod(lengths) * self.dtype.itemsize
+        sizes = zip(self.notation.output, shape, strict=True)
+        return prod(-(-size // counts.get(label, 1)) for label, size in sizes) * self.dtype.itemsize
 
 
 def _copied(array: Array, shape: Shape) -> int:

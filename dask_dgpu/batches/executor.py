@@ -18,9 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
-from dask_dgpu.batches.passes import in_passes, targets
 from dask_dgpu.batches.plan import Plan
-from dask_dgpu.batches.planning import plan_passes
+from dask_dgpu.batches.planning import in_passes, plan_passes, targets
 from dask_dgpu.batches.sinks import Sink, selected, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
@@ -132,11 +131,11 @@ def _check_fits(plan: Plan) -> None:
 def _compute_whole(request: Request, room: float, out: Any, progress: bool) -> Any:
     """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
     site = request.site
-    workers = site.workers()
+    before = site.gone
     try:
         whole = Whole.planned(request, room)
     except Exception as error:
-        if not site.lost(workers, error):
+        if not site.lost(before, error):
             raise
         whole = None
     if whole is None:  # a worker was lost while operands were sent
@@ -176,11 +175,11 @@ def twice(
     ``smaller`` returns its planned bytes and the attempt, ``None`` if nothing is smaller. It is
     called with whether a worker was lost, for then it need not be smaller.
     """
-    workers = site.workers()
+    before = site.gone
     try:
         return first()
     except Exception as error:
-        is_lost = bool(site.lost(workers, error)) or isinstance(error, LostError)
+        is_lost = bool(site.lost(before, error)) or isinstance(error, LostError)
         if not (may_repeat() and (is_lost or lacks_memory(error))):
             raise
     gc.collect()  # frames of the error hold arrays
@@ -188,11 +187,11 @@ def twice(
     if found is None:
         raise _out_of_memory(plan, None)
     nbytes, second = found
-    workers = site.workers()
+    before = site.gone
     try:
         return second()
     except Exception as error:
-        if lost := site.lost(workers, error):
+        if lost := site.lost(before, error):
             message = f"lost {', '.join(sorted(lost))} while batches were computed"
             raise LostError(message) from error
         if not lacks_memory(error):
@@ -254,7 +253,7 @@ def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool)
             return None
         sink.drop()
         shared.clear()
-        lengths = lengths or call.smallest
+        lengths = lengths or dict.fromkeys(notation.sizes, 1)
         tiles = list(_rest(call, plan, lengths, sink))
         return call.peak(lengths), partial(work.run, len(tiles), iter(tiles), lengths)
 
@@ -373,8 +372,8 @@ class _Work:
     def _finish(self, batch: _Batch) -> None:
         """Write a result, unless the next batch adds to it."""
         call, site, tile = self.call, self.call.site, batch.tile
-        site.wait(batch.handle)  # before a block of it is written
         if batch.adds:
+            site.wait(batch.handle)
             site.release(batch.handle)
             return
         if call.adds_on_devices:  # to the results of all batches of this part

@@ -17,7 +17,7 @@ from dask.core import flatten
 from dask.order import order
 from dask.threaded import get
 
-from dask_dgpu.batches.blocks import regions
+from dask_dgpu.batches.sources import regions
 from dask_dgpu.runtime import tasks as gangs
 from graph_opt.dask_graph.internals import (
     Alias,

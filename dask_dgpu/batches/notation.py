@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from math import ceil, prod
 from typing import Literal
 
@@ -84,10 +84,8 @@ class Notation:
     @property
     def labels(self) -> tuple[int, ...]:
         """All labels: those of the result in the order of its axes, then the contracted ones."""
-        found = dict.fromkeys(label for label in self.output if label is not None)
-        for axes in self.inputs:
-            found.update(dict.fromkeys(label for label in axes if label is not None))
-        return tuple(found)
+        found = dict.fromkeys(chain(self.output, *self.inputs))
+        return tuple(label for label in found if label is not None)
 
     @property
     def contracted(self) -> tuple[int, ...]:
@@ -105,9 +103,8 @@ class Notation:
         ones: operands without them, such as a right factor, stay.
         """
         cut = [label for label in self.labels if self.count(label, lengths) > 1]
-        contracted = set(self.contracted)
-        kept = [label for label in cut if label not in contracted]
-        return (*reversed(kept), *(label for label in cut if label in contracted))
+        kept = [label for label in cut if label in self.output]
+        return (*reversed(kept), *cut[len(kept) :])
 
     def batches(self, lengths: Lengths) -> int:
         """Return the number of tiles."""
@@ -143,25 +140,21 @@ class Notation:
 
     def part_shape(self, operand: int, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of an operand."""
-        found = []
-        for label, size in zip(self.inputs[operand], shape, strict=True):
-            halo = self._halo(label, lengths)
-            longest = self._longest(label, size, lengths)
-            found.append(halo.longest(longest, size) if halo else longest)
-        return tuple(found)
+        axes = zip(self.inputs[operand], shape, strict=True)
+        return tuple(self._longest(label, size, lengths) for label, size in axes)
 
     def result_part(self, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
         """Return the largest shape of a part of the result."""
-        pairs = zip(self.output, shape, strict=True)
-        return tuple(self._longest(label, size, lengths) for label, size in pairs)
+        axes = zip(self.output, shape, strict=True)
+        return tuple(self._longest(label, size, lengths, halo=False) for label, size in axes)
 
     def elements(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
         """Return the elements of all parts of an operand, with their halos."""
         found = 1
         for label, size in zip(self.inputs[operand], shape, strict=True):
-            halo = self._halo(label, lengths)
-            if halo and label is not None:
-                size += (self.count(label, lengths) - 1) * max(0, halo.overlap)
+            parts = 1 if label is None else self.count(label, lengths)
+            if label is not None and parts > 1 and label in self.halos:
+                size += (parts - 1) * max(0, self.halos[label].overlap)
             found *= size
         return found
 
@@ -169,14 +162,13 @@ class Notation:
         """Return the length of the longest part of a label."""
         return ceil(self.sizes[label] / self.count(label, lengths))
 
-    def _longest(self, label: int | None, size: int, lengths: Lengths) -> int:
-        is_whole = label is None or self.count(label, lengths) == 1
-        return size if is_whole else self.longest(label, lengths)  # type: ignore[arg-type]
-
-    def _halo(self, label: int | None, lengths: Lengths) -> Halo | None:
-        """Return the halo of an axis that is cut."""
-        is_whole = label is None or self.count(label, lengths) == 1
-        return None if is_whole else self.halos.get(label)  # type: ignore[arg-type]
+    def _longest(self, label: int | None, size: int, lengths: Lengths, halo: bool = True) -> int:
+        """Return the longest part of an axis, with its halo."""
+        if label is None or self.count(label, lengths) == 1:
+            return size
+        longest = self.longest(label, lengths)
+        is_wider = halo and label in self.halos
+        return self.halos[label].longest(longest, size) if is_wider else longest
 
     def read_spans(self, operand: int, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
         """Return what a tile reads of an operand along each axis.
@@ -187,21 +179,19 @@ class Notation:
         for label, size in zip(self.inputs[operand], shape, strict=True):
             if label is None or tile[label] == (0, self.sizes[label]):
                 found.append((0, size))
-                continue
-            halo = self.halos.get(label)
-            found.append(halo.span(tile[label], size) if halo else tile[label])
+            else:
+                halo = self.halos.get(label, Halo(0, 0))
+                found.append(halo.span(tile[label], size))
         return tuple(found)
 
     def trims(self, shape: Sequence[int], tile: Tile) -> tuple[slice, ...]:
         """Return the part of a tile's result that is valid: without halos."""
-        found = []
-        for label, size in zip(self.output, shape, strict=True):
-            halo = None if label is None else self.halos.get(label)
-            if label is None or halo is None or tile[label] == (0, size):
-                found.append(slice(None))
-            else:
-                found.append(halo.trim(tile[label]))
-        return tuple(found)
+        return tuple(
+            self.halos[label].trim(tile[label])
+            if label is not None and label in self.halos and tile[label] != (0, size)
+            else slice(None)
+            for label, size in zip(self.output, shape, strict=True)
+        )
 
     def write_spans(self, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
         """Return where the result of a tile belongs."""

@@ -58,9 +58,8 @@ class Plan(Shown):
     parts : tuple of Part
         What a device holds at the peak.
     host_bytes : int
-        In all batches and passes: bytes transferred between the host arrays and the
-        devices, over PCIe or the network, both ways. In this process nothing is transferred; they
-        are the bytes read and written.
+        Bytes transferred between the host arrays and the devices, both ways, in all batches and
+        passes; in this process those that are read and written.
     rank_bytes : int
         Bytes that the busiest rank receives from other ranks in gangs, in all batches.
     seconds : float or None
@@ -72,9 +71,8 @@ class Plan(Shown):
     lengths : mapping of int to int
         The longest part of each label of the call's index notation.
     pass_plans : tuple of Plan
-        The plan of each pass over the host arrays, if there are several: a transform along several
-        axes goes in passes if these axes do not fit together. ``rows``, ``cuts`` and ``parts`` are
-        then those of the pass with the highest peak.
+        The plan of each pass over the host arrays, if there are several. ``rows``, ``cuts`` and
+        ``parts`` are then those of the pass with the highest peak.
     temporary_bytes : int
         Bytes of host arrays between passes, beside a result in a NumPy array of its own dtype.
     """
@@ -130,27 +128,25 @@ class Plan(Shown):
     def _rows(self) -> Rows:
         rows = [
             (
-                part.name,
-                " x ".join(map(str, part.shape)),
-                str(part.copies),
-                format_bytes(part.nbytes),
+                each.name,
+                " x ".join(map(str, each.shape)),
+                str(each.copies),
+                format_bytes(each.nbytes),
             )
-            for part in self.parts
+            for each in self.parts
         ]
-        room = "no limit" if self.room is None else format_bytes(self.room)
-        rows += [
-            ("peak", "", "", format_bytes(self.peak_bytes)),
-            ("may be used", "", "", room),
-            ("from and to the host", "", "", format_bytes(self.host_bytes)),
-            *self._temporary_row(),
-            ("between ranks", "", "", format_bytes(self.rank_bytes)),
-            ("time", "", "", "unknown" if self.seconds is None else quantity(self.seconds, "s")),
-        ]
+        values = {
+            "peak": format_bytes(self.peak_bytes),
+            "may be used": "no limit" if self.room is None else format_bytes(self.room),
+            "from and to the host": format_bytes(self.host_bytes),
+            "between passes, on the host": format_bytes(self.temporary_bytes),
+            "between ranks": format_bytes(self.rank_bytes),
+            "time": "unknown" if self.seconds is None else quantity(self.seconds, "s"),
+        }
+        if not self.temporary_bytes:
+            del values["between passes, on the host"]
+        rows += [(name, "", "", value) for name, value in values.items()]
         return Rows(self._headline(), ("on each device", "largest part", "copies", "bytes"), rows)
-
-    def _temporary_row(self) -> list[tuple[str, str, str, str]]:
-        nbytes = self.temporary_bytes
-        return [("between passes, on the host", "", "", format_bytes(nbytes))] if nbytes else []
 
     def __str__(self) -> str:
         """Return a line about the batches, and the table."""

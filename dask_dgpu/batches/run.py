@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import as_completed as completed
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,9 @@ from dask_dgpu.arguments import check_flag, integer, sequence
 from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.executor import Batches, Shared, compute
 from dask_dgpu.batches.held import TEMPORARIES
-from dask_dgpu.batches.operations import Operation, resolve
-from dask_dgpu.batches.passes import in_passes
+from dask_dgpu.batches.operations import resolve
 from dask_dgpu.batches.plan import Plan
-from dask_dgpu.batches.planning import plan_passes
+from dask_dgpu.batches.planning import in_passes, plan_passes
 from dask_dgpu.batches.sinks import check_no_overlap
 from dask_dgpu.batches.sites import opened
 from dask_dgpu.batches.sources import Described, Operand, is_operand, numbers, operand
@@ -185,12 +185,11 @@ def plan(
     """
     operation = resolve(op).declaring(temporaries)
     kind = numbers("dtype", dtype)
-
     shapes = {f"arrays[{at}]" for at in range(len(arrays)) if operation.is_array(arrays, at)}
 
     def make(name: str, value: Any) -> Operand | None:
-        is_shape = isinstance(value, tuple) and name in shapes
-        if is_shape and all(isinstance(size, int | np.integer) for size in value) and value:
+        is_shape = isinstance(value, tuple) and value and name in shapes
+        if is_shape and all(isinstance(size, int | np.integer) for size in value):
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
             return operand(name, Described(shape, kind))
         return _operand(name, value)
@@ -270,11 +269,8 @@ def run_many(
     """
     check_flag("as_completed", as_completed)
     check_flag("progress", progress)
-    what = "a sequence of tuples of arrays"
-    tuples = [
-        sequence(f"calls[{at}]", each, "a tuple of arguments")
-        for at, each in enumerate(sequence("calls", calls, what))
-    ]
+    given = sequence("calls", calls, "a sequence of tuples of arrays")
+    tuples = [sequence(f"calls[{at}]", each, "a tuple") for at, each in enumerate(given)]
     outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
@@ -286,49 +282,40 @@ def run_many(
     }
     check_no_overlap(written, {**options, **read})  # nobody knows which call is first
     operation = resolve(op).declaring(temporaries)
-    iterator = _results(operation, tuples, options, outs, client, bool(progress))
-    if as_completed:
-        return iterator
-    found = dict(iterator)
-    results = [found[at] for at in range(len(tuples))]
-    failed = [at for at, each in enumerate(results) if isinstance(each, Exception)]
-    if failed:
-        raise RunManyError(results, failed) from results[failed[0]]
-    return results
+    in_flight = min(IN_FLIGHT, max(1, len(tuples)))
 
+    def results() -> Iterator[tuple[int, Any]]:
+        """Yield the index of each call, and its result or error, as they end."""
+        title = f"{operation.name}, calls"
+        with opened(client) as site, Batches(title, len(tuples), bool(progress)) as bar:
+            used = [id(value) for call in tuples for value in call if is_operand(value)]
+            used += [id(value) for value in options.values() if is_operand(value)] * len(tuples)
+            shared = Shared(used, site.room / (in_flight + 1))
+            room = site.room / (in_flight + bool(shared.identities and in_flight > 1))
 
-def _results(
-    operation: Operation,
-    calls: Sequence[tuple[Any, ...]],
-    options: dict[str, Any],
-    outs: Sequence[Any],
-    client: Client | None,
-    progress: bool,
-) -> Iterator[tuple[int, Any]]:
-    """Yield the index of each call, and its result or error, as they end."""
-    in_flight = min(IN_FLIGHT, max(1, len(calls)))
-    title = f"{operation.name}, calls"
-    with opened(client) as site, Batches(title, len(calls), progress) as bar:
-        used = [id(value) for call in calls for value in call if is_operand(value)]
-        used += [id(value) for value in options.values() if is_operand(value)] * len(calls)
-        shared = Shared(used, site.room / (in_flight + 1))
-        room = site.room / (in_flight + bool(shared.identities and in_flight > 1))
+            def compute_one(at: int) -> Any:
+                try:
+                    request = Request.made(operation, tuples[at], options, site, _operand)
+                    return compute(request, room, outs[at], shared, progress=False)
+                except Exception as error:
+                    return error
 
-        def run(at: int) -> Any:
+            pool = ThreadPoolExecutor(in_flight, "dgpu-call")
             try:
-                request = Request.made(operation, calls[at], options, site, _operand)
-                return compute(request, room, outs[at], shared, progress=False)
-            except Exception as error:
-                return error
+                futures = {pool.submit(compute_one, at): at for at in range(len(tuples))}
+                for future in completed(futures):
+                    bar.advance()
+                    yield futures.pop(future), future.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
-        pool = ThreadPoolExecutor(in_flight, "dgpu-call")
-        try:
-            futures = {pool.submit(run, at): at for at in range(len(calls))}
-            for future in completed(futures):
-                bar.advance()
-                yield futures.pop(future), future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    if as_completed:
+        return results()
+    found = dict(sorted(results(), key=itemgetter(0)))
+    failed = [at for at, each in found.items() if isinstance(each, Exception)]
+    if failed:
+        raise RunManyError(list(found.values()), failed) from found[failed[0]]
+    return list(found.values())
 
 
 def _operand(name: str, value: Any) -> Operand | None:

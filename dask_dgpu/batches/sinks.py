@@ -21,9 +21,18 @@ from dask.utils import format_bytes
 from numpy.lib.array_utils import byte_bounds
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.blocks import Region, Room
 from dask_dgpu.batches.notation import Span, Tile
-from dask_dgpu.batches.sources import REFUSED, Operand, Shape, Slot, is_hdf5, is_zarr, operand
+from dask_dgpu.batches.sources import (
+    REFUSED,
+    Operand,
+    Region,
+    Room,
+    Shape,
+    Slot,
+    is_hdf5,
+    is_zarr,
+    operand,
+)
 from dask_dgpu.batches.windows.client import THREADS
 from dask_dgpu.errors import DgpuError
 from graph_opt.dask_graph.internals import DataNode, TaskRef

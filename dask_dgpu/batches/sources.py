@@ -1,22 +1,28 @@
-"""Host arrays that calls read: NumPy, memory maps, zarr, HDF5, and Dask arrays."""
+"""Host arrays that calls read: NumPy, memory maps, zarr, HDF5, Dask arrays; and their blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
+from itertools import pairwise, product
+from math import inf, isfinite, prod
 from typing import Any
 from uuid import uuid4
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.arguments import check_chunk_sizes, check_container, expected
 from dask_dgpu.batches.notation import Span
-from graph_opt.model.layout import is_bfloat16
+from graph_opt.model.layout import cuts_of, is_bfloat16
 
 Shape = tuple[int, ...]
+Chunks = tuple[tuple[int, ...], ...]
+Region = tuple[slice, ...]
+Room = Callable[[Region], Any]
+"""Returns the host memory for a block."""
 
 REFUSED = (np.ma.MaskedArray, np.matrix)
 """Arrays whose parts, as plain arrays, mean something else."""
@@ -49,7 +55,7 @@ class Operand:
         """Shape and dtype."""
         return f"{self.shape} {self.dtype}"
 
-    def lazy(self, chunks: tuple[tuple[int, ...], ...]) -> Array:
+    def lazy(self, chunks: Chunks) -> Array:
         """Return the array as a Dask array whose tasks read one block each."""
         return da.map_blocks(_read_block, chunks=chunks, dtype=self.dtype, operand=_Held(self))
 
@@ -89,7 +95,12 @@ class Operand:
             min(-(-(n - 1) // each) + 1, -(-size // each))
             for n, each, size in zip(shape, chunk, self.shape, strict=True)
         )
-        count = min(_at_a_time(self.source), prod(spanned))
+        at_a_time = 1.0
+        if is_zarr(self.source):
+            import zarr
+
+            at_a_time = zarr.config.get("async.concurrency", None) or inf
+        count = min(at_a_time, prod(spanned))
         return int(DECODED * count * prod(chunk) * self.dtype.itemsize) + cast
 
     def _chunk(self) -> tuple[int, ...] | None:
@@ -127,15 +138,6 @@ def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
         stop = min(size, start + hi - lo)
         yield start, stop
         lo += stop - start
-
-
-def _at_a_time(array: Any) -> float:
-    """Return how many chunks are decoded at a time."""
-    if not is_zarr(array):
-        return 1
-    import zarr
-
-    return float(zarr.config.get("async.concurrency", None) or inf)
 
 
 def is_zarr(array: Any) -> bool:
@@ -187,3 +189,38 @@ def operand(name: str, value: Any) -> Operand:
         check_container(name, value)
     shape = tuple(int(size) for size in value.shape)
     return Operand(name, value, shape, dtype.newbyteorder("="))
+
+
+def array_of(
+    blocks: Mapping[tuple[int, ...], Any],
+    chunks: Chunks,
+    dtype: np.dtype[Any],
+    name: str | None = None,
+    module: Any = np,
+) -> Array:
+    """Return a Dask array of blocks by index, without copies, under a name or a new one.
+
+    ``module`` is NumPy or CuPy, whichever the blocks are of.
+    """
+    name = f"operand-{uuid4().hex}" if name is None else name
+    tasks: dict[Any, Any] = {(name, *index): block for index, block in blocks.items()}
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=())
+    return Array(graph, name, chunks, meta=module.empty((0,) * len(chunks), dtype))
+
+
+def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:
+    """Yield index and place of each block."""
+    spans = [[slice(*span) for span in pairwise(cuts_of(sizes))] for sizes in chunks]
+    for found in product(*(list(enumerate(each)) for each in spans)):
+        yield tuple(at for at, _ in found), tuple(region for _, region in found)
+
+
+def largest_nbytes(chunks: Chunks, itemsize: int) -> int:
+    """Return the bytes of the largest block, 0 if nobody knows."""
+    size = prod(max(sizes, default=0) for sizes in chunks)
+    return int(size) * itemsize if isfinite(size) else 0
+
+
+def on_host(block: Any) -> Any:
+    """Return a block as a NumPy array or scalar."""
+    return block.get() if hasattr(block, "__cuda_array_interface__") else block

@@ -15,15 +15,13 @@ from dask.core import flatten
 from dask.utils import disable_gc
 
 from dask_dgpu.array.chunks import small_steps
-from dask_dgpu.batches.blocks import Chunks, largest_nbytes
 from dask_dgpu.batches.call import Request
-from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.held import Held, MemoryRule, Tasks, read_again, tasks_of
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
 from dask_dgpu.batches.sinks import selected
-from dask_dgpu.batches.sites import Site
-from dask_dgpu.batches.sources import Operand
+from dask_dgpu.batches.sites import Cluster, Site
+from dask_dgpu.batches.sources import Chunks, Operand, largest_nbytes
 
 VARIES = 1.1
 """Bytes that graphs of equal calls hold vary by less: their order depends on names of arrays."""

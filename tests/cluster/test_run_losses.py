@@ -12,9 +12,9 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import cluster as cluster_module
-from dask_dgpu.batches.cluster import Cluster
+from dask_dgpu.batches import sites as cluster_module
 from dask_dgpu.batches.executor import _Work
+from dask_dgpu.batches.sites import Cluster
 from dask_dgpu.environment.facts import gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.optimizer import GraphOptimizer

@@ -9,9 +9,8 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches.cluster import Cluster
 from dask_dgpu.batches.planning import advice
-from dask_dgpu.batches.sites import opened
+from dask_dgpu.batches.sites import Cluster, opened
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually
 from tests.cluster.test_run import RNG, names, no_operands
@@ -93,7 +92,7 @@ def test_operands_of_functions_are_sent_some_blocks_at_a_time(
         return await send_all(self, shares, module)
 
     monkeypatch.setattr(Cluster, "_send_all", counted)
-    monkeypatch.setattr("dask_dgpu.batches.cluster.AT_A_TIME", 100 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.sites.AT_A_TIME", 100 << 10)
     monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 10 << 10)
     monkeypatch.setattr("dask_dgpu.batches.whole.LARGEST", 20 << 10)
     plan = dgpu.plan(lambda x: x - x.mean(), TALL)

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import cluster as module
+from dask_dgpu.batches import sites as module
 from dask_dgpu.batches.windows import client as windows
 from dask_dgpu.batches.windows.ring import NAME
 from dask_dgpu.batches.windows.worker import EXTENSION

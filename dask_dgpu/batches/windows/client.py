@@ -29,7 +29,7 @@ MOST_SLOT = {"cpu": 2 << 20, "cuda": 4 << 20}
 counts little in a worker's memory."""
 LEAST_SLOT = 1 << 20
 SHARE = 64
-"""Slots that the first block or blocks to go through a window fill."""
+"""Slots that the first blocks to go through a window fill: a small one is open sooner."""
 
 THREADS = min(8, CPU_COUNT)
 """Threads that copy at a time to all workers, at least one for each: one alone copies 10 GB/s."""
@@ -39,7 +39,6 @@ WATCH = 1.0
 
 Key = Any
 T = TypeVar("T")
-Turn = Callable[[Ring, int, Callable[[Any], None]], None]
 
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
@@ -79,15 +78,10 @@ class Windows:
     def __init__(self, client: Client, device: str, most: int) -> None:
         self.client: Any = client
         self.on_gpu = device == "cuda"
-        self.most_slot = MOST_SLOT[device]
-        self.threads = -(-THREADS // most)
+        self._most = MOST_SLOT[device]
+        self._threads = -(-THREADS // most)
         self._ways: dict[tuple[str, str], _Way | None] = {}
         self._opening = asyncio.Lock()
-
-    @property
-    def are_used(self) -> bool:
-        """Whether there is anything to close."""
-        return bool(self._ways)
 
     async def reach(self, addresses: Iterable[str], nbytes: int) -> bool:
         """Return whether all workers are on this host; each is about to get so many bytes."""
@@ -97,11 +91,11 @@ class Windows:
         self, address: str, blocks: Mapping[Key, Any], *, on_gpu: bool = False
     ) -> dict[Key, int] | None:
         """Copy blocks to a worker; return their bytes, or None if it is on another host."""
-        size = sum(block.nbytes for block in blocks.values())
         kinds = [(key, Kind(block.shape, block.dtype)) for key, block in blocks.items()]
-        ours = (Ring.fill, self._put, list(blocks.values()))
+        nbytes = sum(block.nbytes for block in blocks.values())
+        ours = Ring.fill, self._put, list(blocks.values())
         sent: dict[Key, int] | None
-        sent = await self._both((address, "to"), size, ours, taken, kinds, on_gpu)
+        sent = await self._both((address, "to"), nbytes, ours, taken, kinds, on_gpu)
         return sent
 
     async def receive(self, address: str, key: Key, nbytes: int, room: Any = None) -> Any:
@@ -116,45 +110,46 @@ class Windows:
             return None
         fits = room is not None and (room.shape, room.dtype) == kind
         block = room if fits else np.empty(*kind)
-        await self._both((address, "from"), nbytes, (Ring.empty, self._get, [block]), given, key)
+        ours = Ring.empty, self._get, [block]
+        await self._both((address, "from"), nbytes, ours, given, key)
         return block
 
     async def close(self) -> None:
         """Let go of all windows, also on the workers that are still there."""
         ways, self._ways = [way for way in self._ways.values() if way is not None], {}
         with suppress(OSError):  # the scheduler may be lost
-            there = await self.addresses()
+            there = await self.addresses() if ways else set()
             calls = (self._call(way, closed) for way in ways if way.address in there)
             await asyncio.gather(*calls, return_exceptions=True)
         for way in ways:
             way.close()
 
     async def _way(self, key: tuple[str, str], nbytes: int) -> _Way | None:
+        """Return a way, opened at its first use; None to another host, or without windows."""
         async with self._opening:
-            if key not in self._ways:
-                self._ways[key] = await self._opened(key[0], nbytes)
-            return self._ways[key]
-
-    async def _opened(self, address: str, nbytes: int) -> _Way | None:
-        wanted = -(-nbytes // (SHARE * PAGESIZE)) * PAGESIZE
-        try:
-            window = Window(min(self.most_slot, max(LEAST_SLOT, wanted)))
-        except OSError:
-            return None
-        way = None
-        try:
-            if await self._run(address, opened, window.place, self.on_gpu):
-                way = _Way(address, window, ThreadPoolExecutor(self.threads, "dgpu-window"))
-        finally:
-            if way is None:
-                window.close()
-        return way
+            if key in self._ways:
+                return self._ways[key]
+            self._ways[key] = None
+            with suppress(OSError):
+                wanted = -(-nbytes // (SHARE * PAGESIZE)) * PAGESIZE
+                window = Window(min(self._most, max(LEAST_SLOT, wanted)))
+                try:
+                    if await self._run(key[0], opened, window.place, self.on_gpu):
+                        threads = ThreadPoolExecutor(self._threads, "dgpu-window")
+                        self._ways[key] = _Way(key[0], window, threads)
+                except BaseException:
+                    del self._ways[key]
+                    raise
+                finally:
+                    if self._ways.get(key) is None:
+                        window.close()
+            return self._ways.get(key)
 
     async def _both(
         self,
         key: tuple[str, str],
         nbytes: int,
-        ours: tuple[Turn, Callable[[Any, Any], None], list[Any]],
+        ours: Any,
         function: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
@@ -181,16 +176,12 @@ class Windows:
         """Do both ends' work; this end's threads do theirs with each piece and its slot in turn."""
         (turn, work, blocks), ring = ours, way.window.ring
         ring.restart()
-        most, loop = ring.slot_bytes, asyncio.get_running_loop()
-        parts = (
-            block[index]
-            for block in blocks
-            for index in Kind(block.shape, block.dtype).pieces(most)
-        )
+        kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
+        parts = (block[index] for block, kind in kinds for index in kind.pieces(ring.slot_bytes))
         works = (partial(turn, ring, at, partial(work, part)) for at, part in enumerate(parts))
         go, call = in_order(works, ring.stop), asyncio.ensure_future(theirs)
-        threads = (loop.run_in_executor(way.threads, go) for _ in range(self.threads))
-        here = asyncio.gather(*threads, return_exceptions=True)
+        run = partial(asyncio.get_running_loop().run_in_executor, way.threads, go)
+        here = asyncio.gather(*(run() for _ in range(self._threads)), return_exceptions=True)
         try:
             await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -215,8 +206,7 @@ class Windows:
         return await self._run(way.address, function, way.window.place, *arguments)
 
     async def _run(self, address: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function on a worker; raise ``CommClosedError`` if it is lost."""
-        from distributed.comm.core import CommClosedError
+        """Call a function on a worker; raise ``LostError`` if it is lost."""
         from distributed.core import clean_exception
         from distributed.protocol.pickle import dumps
 
@@ -225,11 +215,11 @@ class Windows:
         while not (await asyncio.wait({call}, timeout=WATCH))[0]:
             if address not in await self.addresses():  # Dask tries to connect for 30 s
                 call.cancel()
-                raise CommClosedError(address)
+                raise LostError(f"{address} is lost")
         try:
             answer = call.result()
         except OSError as error:
-            raise CommClosedError(address) from error
+            raise LostError(f"{address} cannot be reached") from error
         if answer["status"] == "error":
             failure: Any = clean_exception(**answer)[1]
             raise failure
