@@ -135,11 +135,6 @@ def elements(layout: Layout) -> Ints:
     return combined(np.multiply, map(np.diff, layout.cuts), 1)
 
 
-def grid_of(cuts: Sequence[Cuts]) -> tuple[int, ...]:
-    """Return the number of blocks along each axis."""
-    return tuple(len(along) - 1 for along in cuts)
-
-
 def chunk_at(cuts: Cuts, positions: Ints) -> Ints:
     """Return the chunk of each position of an axis."""
     return np.searchsorted(np.array(cuts, np.int64), positions, side="right") - 1

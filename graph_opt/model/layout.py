@@ -236,6 +236,11 @@ def overlaps(cuts: Cuts, start: int, stop: int) -> Iterator[tuple[int, int, int]
             yield chunk, lo, hi
 
 
+def grid_of(cuts: Sequence[Cuts]) -> tuple[int, ...]:
+    """Return the number of blocks along each axis."""
+    return tuple(len(along) - 1 for along in cuts)
+
+
 class Blocked(Bare):
     """An array in blocks, by the cuts of each axis."""
 
@@ -244,7 +249,7 @@ class Blocked(Bare):
     @property
     def grid(self) -> tuple[int, ...]:
         """Number of blocks along each axis."""
-        return tuple(len(cuts) - 1 for cuts in self.cuts)
+        return grid_of(self.cuts)
 
     @cached_property
     def lengths(self) -> list[list[int]]:

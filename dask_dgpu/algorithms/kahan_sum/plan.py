@@ -12,7 +12,7 @@ import numpy as np
 
 from dask_dgpu.kernels.sums.partial import Exact, Kind
 from graph_opt.model.cost import Hosts, Machine, host_by_rank, link_seconds
-from graph_opt.model.layout import Cuts, Index, Layout, dtype_named, real_of
+from graph_opt.model.layout import Cuts, Index, Layout, dtype_named, grid_of, real_of
 
 Meeting = tuple[Index, int, tuple[int, ...]]
 """A block of the result, the rank that adds partial sums for it, and the ranks that have them."""
@@ -119,8 +119,7 @@ def plan_sum(
     its computed blocks, and ``dtypes`` those of the array and of the result.
     """
     owners = dict.fromkeys(wanted, 0)
-    grid = tuple(len(along) - 1 for along in cuts)
-    blocks = list(np.ndindex(*grid))
+    blocks = list(np.ndindex(*grid_of(cuts)))
 
     def plan() -> SumPlan:
         result = Layout(cuts, tuple(owners.get(at, -1) for at in blocks))

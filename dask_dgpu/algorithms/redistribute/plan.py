@@ -31,12 +31,11 @@ from dask_dgpu.algorithms.cells import (
     Mask,
     chunk_at,
     elements,
-    grid_of,
     row_major,
     table_of,
 )
 from graph_opt.model.cost import Hosts, Machine, pipelined, relayed_bytes, relays, transfer_seconds
-from graph_opt.model.layout import Bare, Cuts, Layout, even_spans
+from graph_opt.model.layout import Bare, Cuts, Layout, even_spans, grid_of
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

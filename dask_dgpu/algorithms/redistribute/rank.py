@@ -23,7 +23,6 @@ from dask_dgpu.algorithms.cells import (
     Mask,
     Selected,
     chunk_at,
-    grid_of,
     indices_at,
     round_edges,
     unravel,
@@ -34,7 +33,7 @@ from dask_dgpu.comm.protocol import Buffer, Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
-from graph_opt.model.layout import Index, once_per_rank
+from graph_opt.model.layout import Index, grid_of, once_per_rank
 
 Slices = tuple[slice, ...]
 Place = tuple[Ints, ...]
