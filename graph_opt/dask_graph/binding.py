@@ -1,9 +1,9 @@
-"""Dask's tasks as functions of their blocks: how a task finds its blocks is resolved once.
+"""Dask's tasks as functions of their blocks; most are called with these as they are.
 
 ::
 
-    Task("c", f, TaskRef("b"), 2.0)      task({"b": block})     looks at each argument, each time
-    bound(task, ["b"])                   call(block)            knows where the block goes
+    Task("c", f, TaskRef("b"))           task({"b": block})     looks at each argument, each time
+    bound(task, ["b"])                   call(block)            knows that it is f(block)
 
 As in Dask, each task has its own copy of its function and arguments, unless these are proven to be
 the same at each call. In one process without workers, tasks share them, as in Dask too.
@@ -58,15 +58,15 @@ def _copied(pickled: bytes, names: Sequence[Key], *blocks: Array) -> Any:
 
 def _evaluated(node: Any, names: Sequence[Key], *blocks: Array) -> Any:
     """Let Dask evaluate a node."""
-    known = dict(zip(names, blocks, strict=True))
-    return known[node.key] if isinstance(node, TaskRef) else node(known)
+    (found,) = _given([node], names, blocks)
+    return found
 
 
 def _given(arguments: Sequence[Any], names: Sequence[Key], blocks: Sequence[Array]) -> list[Any]:
     """Return the arguments of a task for these blocks."""
     known = dict(zip(names, blocks, strict=True))
     return [
-        known[x.key] if type(x) is TaskRef else x(known) if isinstance(x, GraphNode) else x
+        known[x.key] if isinstance(x, TaskRef) else x(known) if isinstance(x, GraphNode) else x
         for x in arguments
     ]
 
