@@ -10,10 +10,11 @@ order, the places for which the optimizer has planned.
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -76,6 +77,11 @@ class Plans(Bare):
             for number, blocks in program.outputs
             for index in blocks
         ]
+
+    @cached_property
+    def payload(self) -> bytes:
+        """The plans as ranks get them, pickled once for all graphs that have them."""
+        return pickle.dumps(self)
 
 
 def plans(program: Program, owners: Owners, size: int) -> Plans:

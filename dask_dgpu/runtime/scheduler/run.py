@@ -6,7 +6,6 @@ An epoch is a set of workers that share a communicator.
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -107,9 +106,9 @@ class Planned:
         else:
             found = plans(program, owners, size)
         ranks = tuple(rank for _, rank in found.results(program))
-        (text, tokens), payload = program.text, pickle.dumps(found)
-        digest = blake2b(payload, digest_size=16, key=program.digest).digest()
-        sent = {"text": text, "plans": payload}
+        text, tokens = program.text
+        digest = blake2b(found.payload, digest_size=16, key=program.digest).digest()
+        sent = {"text": text, "plans": found.payload}
         return cls(digest, sent, tokens, found.collectives, ranks, tried)
 
 
