@@ -161,9 +161,9 @@ class _Pickler(pickle.Pickler):
         lasts = kind in LASTING or (kind is FunctionType and "<" not in obj.__qualname__)
         if ((lasts or isinstance(obj, type)) and is_of_module(obj)) or is_constant(obj):
             return NotImplemented
-        state = kind is FunctionType and (obj.__closure__, obj.__defaults__, obj.__kwdefaults__)
-        # Dask gives ``blockwise`` a new ``lambda c: 1`` each time
-        if state == (None, None, None) and is_known(obj):
+        is_known_function = kind is FunctionType and is_known(obj)
+        # Dask gives ``blockwise`` a new ``lambda c: 1`` each time: code alone
+        if is_known_function and not (obj.__closure__ or obj.__defaults__ or obj.__kwdefaults__):
             return _function, (marshal.dumps(obj.__code__), obj.__module__)
         raise pickle.PicklingError(f"expected a constant, got a {type(obj).__name__}")
 
