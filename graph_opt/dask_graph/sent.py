@@ -221,11 +221,11 @@ class Arrays(list[Array]):
 
     def reduced_layer(self, layer: MaterializedLayer) -> Reduction:
         """Reduce a layer; the values of blocks do not count if each of its tasks is one."""
-        state = _state(layer)
         # others have arrays beside their tasks, such as what ``setitem`` assigns
-        if all(_data(task) is not None for task in layer.mapping.values()):
-            state["mapping"] = {key: self._as_block(task) for key, task in layer.mapping.items()}
-        return __newobj__, (type(layer),), state
+        if any(_data(task) is None for task in layer.mapping.values()):
+            return _reduced_layer(layer)
+        blocks = {key: self._as_block(task) for key, task in layer.mapping.items()}
+        return _reduced_layer(layer, mapping=blocks)
 
     def _as_block(self, task: Any) -> Any:
         """Return the placeholder of an array in place of a task."""
@@ -338,16 +338,12 @@ def _task(cls: type[Task], key: Key, func: Any, args: Any, kwargs: Any, producer
     return task
 
 
-def _reduced_layer(layer: Layer) -> Reduction:
-    return __newobj__, (type(layer),), _state(layer)
-
-
-def _state(layer: Layer) -> dict[str, Any]:
-    """Return a layer's attributes, without those that depend on who has looked at it.
+def _reduced_layer(layer: Layer, **changes: Any) -> Reduction:
+    """Reduce a layer to its attributes, without those that depend on who has looked at it.
 
     Numbers among the operands become parameters.
     """
-    state = vars(layer).copy()
+    state = vars(layer) | changes
     state.pop("_cached_dict", None)
     if type(layer) is ArrayOverlapLayer:
         state["_cached_keys"] = None
@@ -356,7 +352,7 @@ def _state(layer: Layer) -> dict[str, Any]:
             (as_parameter(x) if index is None and varies(x) else x, index)
             for x, index in state["indices"]
         )
-    return state
+    return __newobj__, (type(layer),), state
 
 
 _REDUCED: dict[type, Reduce] = {
