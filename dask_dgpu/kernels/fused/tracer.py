@@ -216,13 +216,19 @@ class Traced(NDArrayOperatorsMixin):
         if name == "transpose" and not options:
             return arguments[0].transpose(*arguments[1:])
         if name == "clip":
-            bounds = (*arguments[1:], *options.values())
-            return self.trace.apply(name, [arguments[0], *bounds], {})
+            if len(arguments) == 1 and options.keys() <= {"min", "max"}:
+                options = {f"a_{bound}": options.get(bound) for bound in ("min", "max")}
+            return self.trace.apply(name, _clipped(*arguments, **options), {})
         if name == "round" and len(arguments) == 2:
             return self.trace.apply(name, arguments[:1], {"decimals": arguments[1]})
         if name in FUNCTIONS and len(arguments) == FUNCTIONS[name]:
             return self.trace.apply(name, arguments, options)
         return self.trace.refuse(f"numpy.{name}")
+
+
+def _clipped(a: Any, a_min: Any, a_max: Any, *, out: None = None) -> tuple[Any, Any, Any]:
+    """Return the operands of ``clip``; raise for arguments that an expression cannot say."""
+    return a, a_min, a_max
 
 
 def _order(axes: Any, ndim: int) -> tuple[int, ...]:
