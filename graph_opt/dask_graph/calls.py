@@ -19,6 +19,7 @@ from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
     _enforce_dtype,
+    _fftfreq_block,
     _nanargmax,
     _nanargmin,
     _nanmax_skip,
@@ -255,6 +256,17 @@ def _imaginary(comparison: str) -> Reader:
     return read
 
 
+def _frequencies(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
+    """Read a block of ``fftfreq``: the second half of the numbers are negative frequencies."""
+    if len(arguments) != 1 or not isinstance(arguments[0], Operand) or options.keys() != {"n", "d"}:
+        return None
+    (array,), n, d = arguments, options["n"], options["d"]
+    negative = array.like(nodes.apply("greater_equal", array, (n + 1) // 2))
+    moved = array.like(nodes.apply("subtract", array, n))
+    both = array.like(nodes.apply("where", negative, moved, array))
+    return nodes.apply("divide", both, n * d)
+
+
 def _with_options(name: str, arity: int, *known: str) -> Reader:
     """Return the reader of a function of arrays whose known options are numbers."""
 
@@ -367,6 +379,7 @@ READERS: Mapping[Any, Reader] = {
     np.sinc: _with_options("sinc", 1),
     np.i0: _with_options("i0", 1),
     _select: _selected,
+    _fftfreq_block: _frequencies,
     np.fix: _fix,
     np.isreal: _imaginary("equal"),
     np.iscomplex: _imaginary("not_equal"),

@@ -441,13 +441,14 @@ class _Finder:
         return None if node is None else node.container
 
     def _gains(self, cluster: Cluster) -> bool:
-        """Whether one kernel is quicker than the functions that it replaces."""
+        """Whether one kernel is quicker than the functions that it replaces.
+
+        CuPy's own kernel for one function is slower, and takes three times as long to compile.
+        """
         readings = [reading for reading, _ in cluster.members.values()]
         working = [each for each in readings if not isinstance(each.add, Viewed)]
-        reduces = any(each.chunked or isinstance(each.add, Whole) for each in working)
-        return len(working) + len(cluster.cuts) > 1 or (
-            reduces and self._container(cluster.last) == CUPY
-        )
+        kernels = self._container(cluster.last) == CUPY and not all(x.views for x in working)
+        return len(working) + len(cluster.cuts) >= (1 if kernels else 2)
 
     def _hides(self, cluster: Cluster) -> bool:
         """Whether Dask would no longer fuse layers before these: it stops at reduced axes."""

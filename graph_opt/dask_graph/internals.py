@@ -20,6 +20,7 @@ NAMES = {
         "getter_nofancy load_store_chunk"
     ),
     "dask.array.einsumfuncs": "chunk_einsum",
+    "dask.array.fft": "_fftfreq_block",
     "dask.array.overlap": "ensure_minimum_chunksize",
     "dask.array.random": "_apply_random _apply_random_func",
     "dask.array.reductions": (

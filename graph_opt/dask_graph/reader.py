@@ -281,7 +281,7 @@ def _block_nbytes(arrays: ArrayGraph, key: Key) -> float:
 def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:
     """Whether layers may become one, by their kinds alone: one reads another.
 
-    On GPUs one reduction is enough.
+    On GPUs one layer is enough.
     """
     found = {name for name in graph.layers if _is_candidate(graph, arrays, name)}
     if any(not found.isdisjoint(graph.dependencies[name]) for name in found):

@@ -83,7 +83,8 @@ class Reading:
     ``layers`` are replaced together; the last is the result. ``tasks`` are Dask's own for one
     block, with the numbers of sources for their blocks. If the result is not an array, but what
     Dask's aggregate of several blocks reads, ``chunked`` says what it is. ``places`` are facts
-    about the blocks, by their numbers: where ``argmin`` counts from.
+    about the blocks, by their numbers: where ``argmin`` counts from. A result that ``views`` a
+    block takes no kernel.
     """
 
     layers: tuple[str, ...]
@@ -92,6 +93,7 @@ class Reading:
     add: Adding
     chunked: Chunked | None = None
     places: Mapping[Index, Any] | None = None
+    views: bool = False
 
     def number(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
         """Add the work to an expression; return the number of the result."""
@@ -171,9 +173,11 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
         for token, value in values.items()
     }
     tasks = {name: task.substitute(nodes, name)}
-    call = Call(task.func, tuple(given), options)
-    if usable(arrays, name) and call(Nodes(), operands) is not None:
-        return Reading((name,), tuple(sources), tasks, call)
+    call, tried = Call(task.func, tuple(given), options), Nodes()
+    number = call(tried, operands) if usable(arrays, name) else None
+    if number is not None:
+        views = isinstance(tried.nodes[number], View)
+        return Reading((name,), tuple(sources), tasks, call, views=views)
     chunked = read_chunk(task.func, options, operands[0]) if given == [Place(0)] else None
     return Reading((name,), tuple(sources), tasks, call, chunked) if chunked else None
 

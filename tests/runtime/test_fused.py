@@ -65,6 +65,7 @@ ELEMENTWISE: dict[str, Program] = {
     ),
     "rounding": lambda x, y: da.round(x, 1) - da.around(y, 2) + np.float32(3) * da.nan_to_num(y),
     "scalars of arrays": lambda x, y: (x - x[0, 0]) * (y[0, 0] + 1),
+    "frequencies": lambda x, y: abs(da.fft.fftfreq(6, 0.3, chunks=6)) * 2 + x,
     "random numbers": lambda x, y: da.random.default_rng(3).normal(size=6, chunks=6) * 2 + x,
 }
 REDUCTIONS: dict[str, Program] = {

@@ -60,8 +60,11 @@ def test_slices_that_fuse_are_read(form: str) -> None:
     assert may or not does
 
 
-def test_a_reduction_on_a_gpu_is_one_kernel() -> None:
-    x: Any = X.sum(axis=1)
+@pytest.mark.parametrize(
+    ("array", "fuses"), [(X.sum(axis=1), True), (X - X[0], True), (X.T, False), (X[1:], False)]
+)
+def test_one_function_on_a_gpu_is_one_kernel(array: da.Array, fuses: bool) -> None:
+    x: Any = array
     for layer in x.dask.layers.values():
         layer.collection_annotations["chunk_type"] = "cupy.ndarray"
-    assert combined(x) == (True, True)
+    assert combined(x) == (True, fuses)
