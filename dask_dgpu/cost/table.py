@@ -1,10 +1,10 @@
-"""Tables as text and as HTML."""
+"""Tables as text, and as HTML without scripts, which light and dark pages show alike."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -23,22 +23,77 @@ PREFIXES = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 1
 UNITS = {"PiB": 50, "TiB": 40, "GiB": 30, "MiB": 20, "kiB": 10}
 """Units of bytes, and the binary logarithm of each."""
 
+BLUE, ORANGE, GREEN, RED, GREY = "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#a0a0a0"
+"""Colours that are visible on light and on dark pages."""
+
+LETTERS, BAR = "#x", 20
+"""A bar as text: the letter of each of its parts, and the number of all letters."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell with a bar in HTML, below its text: the share of its width in each colour.
+
+    Text shows the bar if there is nothing else in the cell. The tip shows over the bar, or over a
+    cell without one.
+    """
+
+    text: str = ""
+    bar: Mapping[str, float] = field(default_factory=dict)
+    tip: str = ""
+
+    def __str__(self) -> str:
+        """Return the text, or the bar as letters."""
+        if self.text or not self.bar:
+            return self.text
+        drawn = ""
+        for letter, end in zip(LETTERS, self._ends(), strict=False):
+            drawn += letter * (round(end * BAR) - len(drawn))
+        return drawn + "░" * (BAR - len(drawn))
+
+    def html(self) -> str:
+        """Return the cell as HTML."""
+        tip = f" title='{escape(self.tip, quote=True)}'" if self.tip else ""
+        if not self.bar:
+            return f"<td{tip}>{escape(self.text)}</td>"
+        parts, done = "", 0.0
+        for colour, end in zip(self.bar, self._ends(), strict=True):
+            width, done = 100 * (end - done), end
+            parts += (
+                f"<span style='display:block;height:100%;width:{width:.3g}%;"
+                f"background:{colour}'></span>"
+            )
+        return (
+            f"<td>{escape(self.text)}<span class='dgpu-bar'{tip} style='display:flex;height:5px;"
+            f"min-width:5em;background:{GREY}44;margin-top:2px'>{parts}</span></td>"
+        )
+
+    def _ends(self) -> list[float]:
+        """Return where each part ends, within the bar."""
+        ends = [0.0]
+        for share in self.bar.values():
+            ends.append(min(1.0, ends[-1] + max(0.0, share)))
+        return ends[1:]
+
 
 @dataclass(frozen=True)
 class Rows:
     """A table: its title, headings and rows, and the columns of its text.
 
     The first ``texts`` columns are text, which wraps; the others are numbers. If ``total``, a line
-    separates the last row from the others. A ``dense`` table has less space between columns.
+    separates the last row from the others. A ``dense`` table has less space between columns. In
+    HTML headings have ``tips``, and tables of one class ``name`` have as many columns of text.
     """
 
     title: str
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Cell]]
     width: int = WIDTH
     texts: int = 1
     total: bool = False
     dense: bool = False
+    tips: Mapping[str, str] = field(default_factory=dict)
+    name: str = "dgpu-table"
 
     def text(self) -> str:
         """Return the table as text."""
@@ -52,22 +107,30 @@ class Rows:
         for at, row in enumerate(self.rows):
             if self.total and at == len(self.rows) - 1:
                 table.add_section()
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(str(cell)) for cell in row))
         console = Console(width=self.width, color_system=None, force_jupyter=False)
         with console.capture() as capture:
             console.print(table, markup=False)
         lines = [line.rstrip() for line in capture.get().rstrip().splitlines()]
         title = [part for line in self.title.splitlines() for part in wrap(line, self.width)]
-        return "\n".join([*title, *lines])
+        return "\n".join([*title, *lines]).lstrip("\n")
 
     def html(self) -> str:
         """Return the table as HTML."""
-        lines = [("th", self.headings), *(("td", row) for row in self.rows)]
-        rows = "".join(
-            f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-            for tag, cells in lines
+        caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
+        heads = "".join(
+            f"<th title='{escape(self.tips.get(each, ''), quote=True)}'>{escape(each)}</th>"
+            for each in self.headings
         )
-        return f"<table><caption>{escape(self.title)}</caption>{rows}</table>"
+        head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
+        cells = ((each if isinstance(each, Cell) else Cell(each) for each in r) for r in self.rows)
+        body = "".join(f"<tr>{''.join(map(Cell.html, row))}</tr>" for row in cells)
+        texts = f"td:nth-child(-n+{self.texts})"
+        return (
+            f"<table class='{self.name}'>{caption}{head}<tbody>{body}</tbody></table>"
+            f"<style>.{self.name} td{{text-align:right}} "
+            f".{self.name} {texts}{{text-align:left;white-space:pre-wrap}}</style>"
+        )
 
 
 class Shown(ABC):
@@ -80,6 +143,10 @@ class Shown(ABC):
     def __str__(self) -> str:
         """Return the table as text."""
         return self._rows().text()
+
+    def __repr__(self) -> str:
+        """Return the text, for a prompt shows this; dataclasses have another one by default."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         return self._rows().html()

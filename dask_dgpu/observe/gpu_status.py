@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import dask
 
 from dask_dgpu.arguments import check_client, check_flag, positive
-from dask_dgpu.cost.table import Rows, quantity
+from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
 from dask_dgpu.environment.devices import CUDA, Device, read_devices
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.environment.settings import read
-from dask_dgpu.observe.bars import BLUE, GREY, ORANGE, html_bar, text_bar
 from dask_dgpu.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
@@ -23,12 +21,10 @@ if TYPE_CHECKING:
 HERE = "this process"
 HEADINGS = ("worker", "device", "memory", "total", "used", "others", "free", "safe")
 MORE = ("pool", "busy", "degrees", "NVLink")
-BAR = 20
-"""Letters of a bar."""
 
 
-@dataclass(frozen=True)
-class GpuStatus:
+@dataclass(frozen=True, repr=False)
+class GpuStatus(Shown):
     """The device of each worker.
 
     Parameters
@@ -61,50 +57,20 @@ class GpuStatus:
             for worker, device in self.devices.items()
         }
 
-    def __str__(self) -> str:
-        """Return the table as text."""
-        rows = []
-        for worker, device in self.devices.items():
-            used, others = _shares(device)
-            rows.append(self._cells(worker, device, text_bar({"#": used, "x": others}, BAR)))
-        return Rows("", self._headings, rows, 160, 3, dense=True).text().lstrip("\n")
-
-    def __repr__(self) -> str:
-        """Return the text, for a prompt shows this."""
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{each}</th>" for each in self._headings)
-        rows = []
-        for worker, device in self.devices.items():
-            used, others = _shares(device)
-            cells = self._cells(worker, device, "")
-            bar = html_bar({BLUE: used, ORANGE: others, f"{GREY}66": 0.0}, f"{used:.0%} used here")
-            text = "".join(
-                f"<td style='text-align:left'>{bar if at == 2 else escape(cell)}</td>"
-                for at, cell in enumerate(cells)
-            )
-            rows.append(f"<tr>{text}</tr>")
-        return (
-            f"<table class='dgpu-status'><thead><tr>{head}</tr></thead>"
-            f"<tbody>{''.join(rows)}</tbody></table>"
-        )
-
-    @property
-    def _headings(self) -> list[str]:
+    def _rows(self) -> Rows:
         gpus = any(device.kind == CUDA for device in self.devices.values())
-        return [*HEADINGS, *(MORE if gpus else ())]
-
-    def _cells(self, worker: str, device: Device, bar: str) -> list[str]:
-        safe = self.safe[worker]
-        cells = [worker, device.name, bar]
-        cells += [_bytes(each) for each in (device.total, device.used, device.others, device.free)]
-        cells.append("no limit" if safe is None else _bytes(safe))
-        if len(self._headings) > len(HEADINGS):
-            busy, degrees = device.utilisation, device.temperature
-            cells += [_bytes(device.pool), "" if busy is None else f"{busy} %"]
-            cells += ["" if degrees is None else f"{degrees} C", ", ".join(device.peers)]
-        return cells
+        rows = []
+        for worker, device in self.devices.items():
+            used, others = _shares(device)
+            bar = Cell(bar={BLUE: used, ORANGE: others}, tip=f"{used:.0%} used here")
+            safe = self.safe[worker]
+            sizes = [_bytes(x) for x in (device.total, device.used, device.others, device.free)]
+            sizes.append("no limit" if safe is None else _bytes(safe))
+            more = [_bytes(device.pool), _with(device.utilisation, "%")]
+            more += [_with(device.temperature, "C"), ", ".join(device.peers)]
+            rows.append([worker, device.name, bar, *sizes, *(more if gpus else ())])
+        headings = [*HEADINGS, *(MORE if gpus else ())]
+        return Rows("", headings, rows, 160, 3, dense=True, name="dgpu-status")
 
 
 def gpu_status(
@@ -160,22 +126,17 @@ def gpu_status(
         return _status(client)
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     status = _status(client)
-    with Live(_text(status), console=Console(), auto_refresh=False) as shown:
+    with Live(Text(str(status), no_wrap=True), console=Console(), auto_refresh=False) as shown:
         try:
             while True:
                 time.sleep(interval)
                 status = _status(client)
-                shown.update(_text(status), refresh=True)
+                shown.update(Text(str(status), no_wrap=True), refresh=True)
         except KeyboardInterrupt:
             return status
-
-
-def _text(status: GpuStatus) -> Any:
-    from rich.text import Text
-
-    return Text(str(status), no_wrap=True)
 
 
 def _status(client: Client | None) -> GpuStatus:
@@ -200,3 +161,7 @@ def _shares(device: Device) -> tuple[float, float]:
 
 def _bytes(value: int | None) -> str:
     return "" if value is None else quantity(value, "B")
+
+
+def _with(value: int | None, unit: str) -> str:
+    return "" if value is None else f"{value} {unit}"

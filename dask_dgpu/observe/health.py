@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_client, positive
-from dask_dgpu.observe.bars import GREEN, RED, html_bar
+from dask_dgpu.cost.table import GREEN, RED, Cell, Rows, Shown
 from dask_dgpu.runtime.installed import Versions, check_scheduler, differences
 from dask_dgpu.runtime.tasks import PLUGIN
 
@@ -24,8 +23,8 @@ OK = "ok"
 NO_PLUGIN = "has no dask_dgpu plugin; call dask_dgpu.enable(client)"
 
 
-@dataclass(frozen=True)
-class Health:
+@dataclass(frozen=True, repr=False)
+class Health(Shown):
     """The state of each worker.
 
     Parameters
@@ -39,7 +38,7 @@ class Health:
     @property
     def ok(self) -> bool:
         """Whether all workers are ok."""
-        return all(state == "ok" for state in self.workers.values())
+        return all(state == OK for state in self.workers.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -55,18 +54,10 @@ class Health:
         """One line per worker."""
         return "\n".join(f"{worker}: {state}" for worker, state in sorted(self.workers.items()))
 
-    def __repr__(self) -> str:
-        """Return the text, for a prompt shows this."""
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(worker)}</td><td style='min-width:6em'>"
-            f"{html_bar({GREEN if state == 'ok' else RED: 1.0})}</td>"
-            f"<td style='text-align:left'>{escape(state)}</td></tr>"
-            for worker, state in sorted(self.workers.items())
-        )
-        return f"<table class='dgpu-health'>{rows}</table>"
+    def _rows(self) -> Rows:
+        bars = {True: Cell(bar={GREEN: 1.0}), False: Cell(bar={RED: 1.0})}
+        rows = [(name, bars[state == OK], state) for name, state in sorted(self.workers.items())]
+        return Rows("", (), rows, texts=3, name="dgpu-health")
 
 
 def check_health(client: Client, timeout: float = 10.0) -> Health:

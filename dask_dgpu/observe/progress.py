@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dask.utils import format_time
 
 from dask_dgpu.cost.console import unfailing_console
+from dask_dgpu.cost.table import BLUE, Cell, Rows
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.observe.bars import BLUE, html_bar
 from dask_dgpu.observe.under_way import awaited, ended, has_plugin, steps
 from graph_opt.model.layout import counted
 
@@ -203,12 +203,11 @@ class _Notebook:
 
     def update(self, bars: Sequence[_Bar]) -> None:
         """Draw bars."""
-        rows = (
-            f"<tr><td style='text-align:left'>{escape(name)}</td><td style='width:20em'>"
-            f"{html_bar({BLUE: done / max(1, total)})}</td><td>{done}/{total}</td></tr>"
+        rows = [
+            (name, Cell(bar={BLUE: done / max(1, total)}), f"{done}/{total}")
             for _, name, done, total in bars
-        )
-        self._draw(f"<table class='dgpu-progress'>{''.join(rows)}</table>")
+        ]
+        self._draw(Rows("", (), rows, name="dgpu-progress").html())
 
     def finish(self, line: str) -> None:
         """Draw the last line below the bars."""

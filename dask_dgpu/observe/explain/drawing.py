@@ -10,9 +10,8 @@ from os import PathLike
 from pathlib import Path
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.cost.table import quantity
+from dask_dgpu.cost.table import BLUE, GREEN, GREY, quantity
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.observe.bars import BLUE, GREEN, GREY
 from dask_dgpu.observe.explain.operations import DASK, FUSED, GANG, Operation
 
 COLOURS = {GANG: BLUE, FUSED: GREEN, DASK: GREY}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from dask_dgpu.cost.table import Rows, Shown
 from dask_dgpu.observe.explain.drawing import Drawing, svg_path
 from dask_dgpu.observe.explain.gangs import gangs_of, left_of, named
 from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
-from dask_dgpu.observe.explain.table import Table, Totals
+from dask_dgpu.observe.explain.table import Totals, table_of
 from dask_dgpu.planner.predict import Lack, Prediction
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined
@@ -26,8 +28,8 @@ DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """What dask_dgpu does with arrays.
 
     Parameters
@@ -112,7 +114,7 @@ class Explanation:
         """
         return {
             "enabled": self.enabled,
-            "operations": [_operation(each) for each in self.operations],
+            "operations": [dict(vars(each)) for each in self.operations],
             "total": None if self.totals is None else asdict(self.totals),
             "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
             "regions": [
@@ -193,25 +195,31 @@ class Explanation:
     def _runs(self) -> tuple[tuple[Step, ...], ...]:
         return self.runs or ((),) * len(self.regions)
 
-    @property
-    def _table(self) -> Table:
+    def _rows(self) -> Rows:
         predictions = [prediction for _, prediction in self.regions]
-        warnings = [f"the whole graph: left to Dask: {reason}" for reason in self.failures]
-        lines = []
+        return table_of(self.operations, predictions, self.totals, self.room, self.timed)
+
+    @property
+    def _warnings(self) -> list[str]:
+        """The lines before the table."""
+        return [f"the whole graph: left to Dask: {reason}" for reason in self.failures]
+
+    @property
+    def _notes(self) -> list[str]:
+        """The lines after the table, or instead of it."""
         if not self.enabled:
-            lines.append(DISABLED)
-        elif self.operations:
-            if self.totals is None or self.totals.dask_tasks:
-                lines.append(f"rates: {self._rates()}")
-            steps = [step for run in self._runs for step in run]
-            if any(step.exposed is None for step in steps):
-                lines.append("transfers: not measured on GPUs without NCCL")
-            if self.timed and all(each.measured is None for each in self.operations):
-                lines.append("measured: no gang has computed this lately")
-        elif not self.failures:
-            lines.append(NO_OPERATION)
-        table = self.operations, predictions, self.totals, self.room, self.timed, warnings, lines
-        return Table(*table)
+            return [DISABLED]
+        if not self.operations:
+            return [] if self.failures else [NO_OPERATION]
+        lines = []
+        if self.totals is None or self.totals.dask_tasks:
+            lines.append(f"rates: {self._rates()}")
+        steps = [step for run in self._runs for step in run]
+        if any(step.exposed is None for step in steps):
+            lines.append("transfers: not measured on GPUs without NCCL")
+        if self.timed and all(each.measured is None for each in self.operations):
+            lines.append("measured: no gang has computed this lately")
+        return lines
 
     def _rates(self) -> str:
         if not self.measured:
@@ -221,18 +229,15 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the table as text."""
-        return self._table.text()
-
-    def __repr__(self) -> str:
-        """Return the text, for a prompt shows this instead of :meth:`__str__`."""
-        return str(self)
+        table = [super().__str__()] if self.operations else []
+        return "\n".join([*self._warnings, *table, *self._notes])
 
     def _repr_html_(self) -> str:
-        return self._table.html()
-
-
-def _operation(each: Operation) -> dict[str, Any]:
-    return {field.name: getattr(each, field.name) for field in fields(each)}
+        before, after = (
+            "".join(f"<div>{escape(line)}</div>" for line in lines)
+            for lines in (self._warnings, self._notes)
+        )
+        return before + (super()._repr_html_() if self.operations else "") + after
 
 
 def _plain(prediction: Prediction) -> dict[str, Any]:

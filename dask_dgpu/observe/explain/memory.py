@@ -179,7 +179,7 @@ class Memory(Shown):
         rows = [*(_row(gang, copies) for gang in self.gangs), *map(_left_row, self.left)]
         cells = [(*row, *("",) * (len(headings) - len(row))) for row in rows]
         title = "; ".join(filter(None, [self._outcome(), self.advice, *self.declined]))
-        return Rows(title, headings, cells, texts=2, dense=True)
+        return Rows(title, headings, cells, texts=2, dense=True, name="dgpu-memory")
 
     def _outcome(self) -> str:
         room = "no limit" if self.room is None else f"{format_bytes(int(self.room))} may be used"

@@ -1,32 +1,32 @@
-"""The table of an explanation, as text and as HTML."""
+"""The table of an explanation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from typing import Any
 
-from dask_dgpu.cost.table import Rows, quantity
-from dask_dgpu.observe.bars import BLUE, GREEN, ORANGE, html_bar
+from dask_dgpu.cost.table import BLUE, GREEN, ORANGE, Cell, Rows, quantity
 from dask_dgpu.observe.explain.folding import folded
 from dask_dgpu.observe.explain.operations import GANG, Operation
 from dask_dgpu.planner.predict import Prediction
 
-HEADINGS = ("operation", "by", "why", "tasks", "moved", "memory", "predicted")
-MEASURED = ("measured", "exposed", "sent")
-TEXTS = 3
-"""The first columns are text."""
-
-WIDTH = 98
-TITLES = {
+TEXTS = ("operation", "by", "why")
+PREDICTED = {
     "tasks": "tasks on the scheduler",
     "moved": "bytes that the busiest rank receives",
     "memory": "peak memory of a rank",
     "predicted": "predicted seconds",
+}
+MEASURED = {
     "measured": "seconds of the slowest rank in the last run",
     "exposed": "seconds of transfers behind which nothing ran",
     "sent": "bytes that all ranks sent",
 }
+"""The columns, with the tips of those that are numbers."""
+
+WIDTH = 98
 
 
 @dataclass(frozen=True)
@@ -39,165 +39,111 @@ class Totals:
     dask_seconds: float
 
 
-@dataclass(frozen=True)
-class Table:
-    """Operations, the predictions of their gangs, totals, and the free bytes of a rank.
+def table_of(
+    operations: Sequence[Operation],
+    gangs: Sequence[Prediction],
+    totals: Totals | None,
+    room: float | None,
+    measured: bool,
+) -> Rows:
+    """Return the table of operations, with the costs of their gangs, and a row of totals.
 
-    With ``measured``, there are columns for it. ``warnings`` come before the table, and ``notes``
-    after it.
+    ``room`` are the free bytes of a rank. If ``measured``, there are columns for it; nothing is
+    predicted of what is computed already.
     """
-
-    operations: Sequence[Operation]
-    gangs: Sequence[Prediction]
-    totals: Totals | None
-    room: float | None
-    measured: bool
-    warnings: Sequence[str]
-    notes: Sequence[str]
-
-    def text(self) -> str:
-        """Return the table as text."""
-        if not self.operations:
-            return "\n".join([*self.warnings, *self.notes])
-        headings = [*HEADINGS, *(MEASURED if self.measured else ())]
-        rows = [
-            [("  " if inside else "") + cells[0], *cells[1:]]
-            for inside, each in self._rows()
-            for cells in [self._cells(each)]
-        ]
-        width = WIDTH + (30 if self.measured else 0)
-        table = Rows("", headings, rows, width, TEXTS, self.totals is not None, dense=True)
-        return "\n".join([*self.warnings, table.text().lstrip("\n"), *self.notes])
-
-    def html(self) -> str:
-        """Return the table as HTML, with bars for seconds and memory."""
-        before, after = (
-            "".join(f"<div>{escape(line)}</div>" for line in lines)
-            for lines in (self.warnings, self.notes)
-        )
-        if not self.operations:
-            return before + after
-        headings = [*HEADINGS, *(MEASURED if self.measured else ())]
-        head = "".join(
-            f"<th title='{escape(TITLES.get(each, ''))}'>{each}</th>" for each in headings
-        )
-        rows = list(self._rows())
-        longest = max(
-            (s for _, each in rows for s in (each.seconds, each.measured) if s), default=1.0
-        )
-        body = "".join(self._row(inside, each, longest) for inside, each in rows)
-        table = f"<table class='dgpu-explain'><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        return f"{before}{table}</table>{after}"
-
-    def _row(self, inside: bool, each: Operation, longest: float) -> str:
-        bars = {}
-        if each.seconds is not None:
-            bars[6] = html_bar({BLUE: each.seconds / longest}, "predicted")
-        if each.measured is not None:
-            bars[7] = html_bar({ORANGE: each.measured / longest}, "measured")
-        if each.peak_bytes is not None and self.room:
-            free = f"of {quantity(self.room, 'B')} free for a gang"
-            bars[5] = html_bar({GREEN: each.peak_bytes / self.room}, free)
-        cells = []
-        for at, cell in enumerate(self._cells(each)):
-            style = "left" if at < TEXTS else "right"
-            if at == 0 and inside:
-                style += ";padding-left:2em"
-            tip = f" title='{escape(each.summary, quote=True)}'" if at == 0 else ""
-            cells.append(
-                f"<td{tip} style='text-align:{style}'>{escape(cell)}{bars.get(at, '')}</td>"
-            )
-        return f"<tr class='dgpu-{escape(each.by or 'total')}'>{''.join(cells)}</tr>"
-
-    def _rows(self) -> Iterator[tuple[bool, Operation]]:
-        """Yield rows; those after the row of a gang with several operations are inside it."""
-        members: dict[int | None, int] = {}
-        for each in self.operations:
-            members[each.gang] = members.get(each.gang, 0) + 1
-        before: int | None = None
-        for each in folded(self.operations):
-            whole = None if each.gang is None else self._gang(each.gang, members[each.gang])
-            if whole is None or each.gang is None:
-                yield False, each
-            elif members[each.gang] == 1:
-                yield False, _merged(each, whole)
-            else:
-                if each.gang != before:
-                    yield False, whole
-                yield True, each
-            before = each.gang
-        if self.totals is not None:
-            yield False, self._total(self.totals)
-
-    def _gang(self, number: int, members: int) -> Operation | None:
-        """Return the row of a gang; there is none for one that is only known by its last run."""
-        if number >= len(self.gangs):
-            return None
-        found = self.gangs[number]
-        return Operation(
-            "",
-            f"gang of {members} operations",
-            GANG,
-            f"one program; {_plain(found.dask_tasks, found.dask_seconds)}",
-            tasks=found.tasks,
-            moved_bytes=found.moved_bytes,
-            peak_bytes=found.peak_bytes,
-            seconds=found.seconds,
-            measured=self._measured(number),
-        )
-
-    def _measured(self, gang: int | None = None) -> float | None:
-        found = [
-            each.measured
-            for each in self.operations
-            if each.measured is not None and gang in (None, each.gang)
-        ]
-        return sum(found) if found else None
-
-    def _total(self, totals: Totals) -> Operation:
-        if not totals.dask_tasks:  # all of it is in memory
-            return Operation("", "total", "", "computed already", measured=self._measured())
-        plain = _plain(totals.dask_tasks, totals.dask_seconds)
-        return Operation(
-            "",
-            "total",
-            "",
-            plain,
-            tasks=totals.tasks,
-            moved_bytes=sum(each.moved_bytes for each in self.gangs) or None,
-            peak_bytes=max((each.peak_bytes for each in self.gangs), default=None),
-            seconds=totals.seconds,
-            measured=self._measured(),
-        )
-
-    def _cells(self, each: Operation) -> list[str]:
-        times = f"{each.times} x " if each.times > 1 else ""
-        cells = [times + each.operation, each.by, each.why]
-        cells.append("" if each.tasks is None else str(each.tasks))
-        cells += [_bytes(each.moved_bytes), _bytes(each.peak_bytes), _seconds(each.seconds)]
-        if self.measured:
-            cells += [_seconds(each.measured), _seconds(each.exposed), _bytes(each.sent_bytes)]
-        return cells
+    lines = [*_lines(operations, gangs)]
+    if totals is not None:
+        lines.append(("", _total(totals, gangs, _measured(operations))))
+    longest = max((s for _, each in lines for s in (each.seconds, each.measured) if s), default=1.0)
+    headings = [*TEXTS, *(PREDICTED if _is_predicted(totals) else ())]
+    headings += MEASURED if measured else ()
+    cells = [_cells(indent, each, longest, room) for indent, each in lines]
+    rows = [[row[heading] for heading in headings] for row in cells]
+    layout = WIDTH + 30 * measured, len(TEXTS), totals is not None, True
+    return Rows("", headings, rows, *layout, PREDICTED | MEASURED, "dgpu-explain")
 
 
-def _merged(one: Operation, whole: Operation) -> Operation:
-    """Return the only operation of a gang with the costs of the gang."""
-    return replace(
-        one,
-        tasks=whole.tasks,
-        moved_bytes=whole.moved_bytes,
-        peak_bytes=whole.peak_bytes,
-        seconds=whole.seconds,
+def _is_predicted(totals: Totals | None) -> bool:
+    return totals is None or totals.dask_tasks > 0
+
+
+def _lines(
+    operations: Sequence[Operation], gangs: Sequence[Prediction]
+) -> Iterator[tuple[str, Operation]]:
+    """Yield the rows with their indents; those of several operations follow one of their gang."""
+    members, before = Counter(each.gang for each in operations), None
+    for each in folded(operations):
+        number = each.gang
+        if number is None or number >= len(gangs):  # one that is only known by its last run
+            yield "", each
+        elif members[number] == 1:
+            yield "", replace(each, **_costs(gangs[number]))
+        else:
+            if number != before:
+                why = f"one program; {_plain(gangs[number])}"
+                word = f"gang of {members[number]} operations"
+                measured = _measured(one for one in operations if one.gang == number)
+                costs = _costs(gangs[number])
+                yield "", Operation("", word, GANG, why, measured=measured, **costs)
+            yield "  ", each
+        before = number
+
+
+def _total(totals: Totals, gangs: Sequence[Prediction], measured: float | None) -> Operation:
+    if not _is_predicted(totals):
+        return Operation("", "total", "", "computed already", measured=measured)
+    return Operation(
+        "",
+        "total",
+        "",
+        _plain(totals),
+        tasks=totals.tasks,
+        moved_bytes=sum(each.moved_bytes for each in gangs) or None,
+        peak_bytes=max((each.peak_bytes for each in gangs), default=None),
+        seconds=totals.seconds,
+        measured=measured,
     )
 
 
-def _plain(tasks: int, seconds: float) -> str:
-    return f"plain Dask: {tasks} tasks, {quantity(seconds, 's')}"
+def _costs(gang: Prediction) -> dict[str, Any]:
+    names = "tasks", "moved_bytes", "peak_bytes", "seconds"
+    return {name: getattr(gang, name) for name in names}
 
 
-def _bytes(value: int | None) -> str:
-    return "" if value is None else quantity(value, "B")
+def _measured(operations: Iterable[Operation]) -> float | None:
+    found = [each.measured for each in operations if each.measured is not None]
+    return sum(found) if found else None
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else quantity(value, "s")
+def _cells(
+    indent: str, each: Operation, longest: float, room: float | None
+) -> dict[str, str | Cell]:
+    """Return the cells of a row by their columns, with bars for seconds and memory."""
+    times = f"{each.times} x " if each.times > 1 else ""
+    share = {GREEN: each.peak_bytes / room} if each.peak_bytes is not None and room else {}
+
+    def seconds(value: float | None, colour: str, tip: str) -> Cell:
+        return Cell(_quantity(value, "s"), {} if value is None else {colour: value / longest}, tip)
+
+    return {
+        "operation": Cell(indent + times + each.operation, tip=each.summary),
+        "by": each.by,
+        "why": each.why,
+        "tasks": "" if each.tasks is None else str(each.tasks),
+        "moved": _quantity(each.moved_bytes, "B"),
+        "memory": Cell(
+            _quantity(each.peak_bytes, "B"), share, f"of {_quantity(room, 'B')} free for a gang"
+        ),
+        "predicted": seconds(each.seconds, BLUE, "predicted"),
+        "measured": seconds(each.measured, ORANGE, "measured"),
+        "exposed": _quantity(each.exposed, "s"),
+        "sent": _quantity(each.sent_bytes, "B"),
+    }
+
+
+def _plain(costs: Totals | Prediction) -> str:
+    return f"plain Dask: {costs.dask_tasks} tasks, {quantity(costs.dask_seconds, 's')}"
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    return "" if value is None else quantity(value, unit)

@@ -17,7 +17,7 @@ LONGEST = 22
 """Most letters of an operation."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ProfileTable(Shown):
     """The totals of a profiled block by operation. Prints and displays as a table.
 
@@ -34,10 +34,6 @@ class ProfileTable(Shown):
     """
 
     found: Found
-
-    def __repr__(self) -> str:
-        """Return the table as text."""
-        return str(self)
 
     def _rows(self) -> Rows:
         rows = sorted(self.found.rows, key=lambda row: -row.seconds)
