@@ -45,6 +45,9 @@ class Span:
     ``hidden`` and ``exposed`` are the seconds of its transfers, and ``sent_bytes`` their bytes, as
     :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` if the seconds are not known, as
     on a GPU without NCCL.
+
+    A step of a recording is ``recorded``: the number of steps, and the device's seconds of all. Its
+    first step has these seconds, the others none.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Span:
     hidden: float | None = None
     exposed: float | None = None
     sent_bytes: int = 0
+    recorded: tuple[int, float] | None = None
 
     @property
     def seconds(self) -> float:
@@ -64,7 +68,7 @@ class Span:
     @classmethod
     def joined(cls, ranks: Sequence[Span]) -> Span:
         """Return the step of all ranks: the times of the slowest, and the bytes of all."""
-        slowest = max(ranks, key=lambda span: span.seconds)
+        slowest = max(ranks, key=lambda span: (span.seconds, span.recorded or ()))
         nbytes, sent_bytes = sum(s.nbytes for s in ranks), sum(s.sent_bytes for s in ranks)
         return replace(slowest, nbytes=nbytes, sent_bytes=sent_bytes)
 
@@ -163,6 +167,7 @@ class Rank:
         }
         self.on_cuda = device.kind == "cuda"
         self.recorded: list[Recorded] = []
+        self.launches: list[tuple[Any, list[Span]]] = []  # of recordings, with their clocks
         self.most_kept = program.limits.kept_recordings
 
     def run(self) -> dict[Key, Array]:
@@ -186,6 +191,8 @@ class Rank:
             self.comm.check()
             if clock is not None:
                 _write_times(spans, clock.seconds_ago(), self.observer.now())
+            for launch in self.launches:
+                _write_recorded(*launch)
             if self.timed is not None:
                 self.timed.finish()
             results = {
@@ -256,11 +263,13 @@ class Rank:
     def _launch(
         self, stretch: Stretch, recorded: Recorded, arrays: Sequence[Array]
     ) -> dict[int, Blocks]:
-        """Launch a recording, and report its steps; the first has the host's time."""
+        """Launch a recording, and report its steps."""
         names = [self.names[step.number] for step in stretch.steps]
         self.observer.progress(names[0], 0, len(names))
         made: dict[int, Blocks] = {}
         spans: Sequence[Span] = ()
+        reported: list[Span] = []
+        clock = self.device.clock()
         for at, (name, step) in enumerate(zip(names, stretch.steps, strict=True)):
             with self.observer.step(name, step.action) as span:
                 if at == 0:
@@ -268,7 +277,12 @@ class Rank:
                     if isinstance(self.given_comm, RecordableComm):
                         self.given_comm.launched()
                     self.device.join()
+                    if clock is not None:
+                        clock.tick()
                 span.nbytes, span.sent_bytes = spans[at].nbytes, spans[at].sent_bytes
+            reported.append(span)
+        if clock is not None:
+            self.launches.append((clock, reported))
         return made
 
     def _free(self, ending: Iterable[int]) -> None:
@@ -414,3 +428,12 @@ def _write_times(spans: Iterable[Span], ago: Iterable[float], now: float) -> Non
     """Write the times of steps, whose bounds the device passed so many seconds ago."""
     for span, (start, stop) in zip(spans, pairwise(ago), strict=True):
         span.start, span.stop = now - start, now - stop
+
+
+def _write_recorded(clock: Any, spans: Sequence[Span]) -> None:
+    """Write the device's time of a recording to its first step; the others have none."""
+    seconds = clock.seconds_ago()[0]
+    end = spans[0].start + seconds
+    for at, span in enumerate(spans):
+        span.recorded = len(spans), seconds
+        span.start, span.stop = end if at else span.start, end

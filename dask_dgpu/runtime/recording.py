@@ -40,7 +40,8 @@ class Step:
 
     ``nbytes`` are those of the result, ``sent_bytes`` those that ranks sent to each other.
     ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` if they are not
-    known. ``detail`` is that of the operation, pickled.
+    known. ``detail`` is that of the operation, pickled. ``recorded`` are the steps of a recording
+    that it is in, and their seconds, which its first step has.
     """
 
     name: str
@@ -50,12 +51,14 @@ class Step:
     exposed: float | None = None
     detail: bytes | None = None
     sent_bytes: int = 0
+    recorded: tuple[int, float] | None = None
 
     @classmethod
     def of(cls, span: Span) -> Step:
         """Return the step with this span."""
         facts = span.nbytes, span.hidden, span.exposed
-        return cls(label(span.name), span.seconds, *facts, sent_bytes=span.sent_bytes)
+        sent, recorded = span.sent_bytes, span.recorded
+        return cls(label(span.name), span.seconds, *facts, sent_bytes=sent, recorded=recorded)
 
 
 class Event(NamedTuple):

@@ -150,6 +150,19 @@ def test_transfers_of_a_step(product: Explanation, exposed: float | None) -> Non
     assert found._repr_html_().count("dgpu-bar' title='measured'") == 3  # operation, gang, total
 
 
+def test_a_recording_has_one_time_and_its_steps_none(product: Explanation) -> None:
+    first, last = (
+        Step(name, seconds, 8, recorded=(12, 0.5)) for name, seconds in (("a", 0.5), ("mul", 0.0))
+    )
+    ones, matmul = (
+        each.with_run([step]) for each, step in zip(product.operations, (first, last), strict=True)
+    )
+    found = replace(product, runs=((first, last),), operations=(ones, matmul), timed=True)
+    assert (ones.measured, matmul.measured) == (0.5, None)
+    assert all(each.why.endswith("; recorded: 12 steps in 500 ms") for each in (ones, matmul))
+    assert "transfers: not measured" not in str(found)
+
+
 def test_html_is_escaped_and_has_no_scripts(product: Explanation) -> None:
     name = Operation("a", "<script>x</script>", "Dask", "'quoted' & <b>")
     html = replace(product, operations=(name,), regions=(), room=1e6)._repr_html_()

@@ -282,6 +282,19 @@ def test_a_profiled_run_takes_its_steps(
     assert run.reports == first.reports
 
 
+def test_a_recording_has_the_time_of_the_device(
+    made: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = made(1)
+    monkeypatch.setattr(Repeating, "clock", lambda self: _Clock(3.0))
+    first, second = (run.observers[0].spans for run in ranks.run(1.0, 1.0))
+    assert not any(span.recorded for span in first)
+    steps = [span for span in second if span.recorded is not None]
+    assert len(steps) >= LEAST_RECORDED
+    assert {span.recorded for span in steps} == {(len(steps), 3.0)}
+    assert [span.seconds for span in steps] == [pytest.approx(3.0), *[0.0] * (len(steps) - 1)]
+
+
 def test_a_run_that_was_given_up_launches_nothing(made: Callable[..., Ranks]) -> None:
     ranks = made(1)
     ranks.run(1.0, 1.0)
@@ -298,14 +311,14 @@ class Profiling(Noting):
 
 
 class _Clock:
-    def __init__(self) -> None:
-        self.ticks = 1
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.ticks = seconds, 1
 
     def tick(self) -> None:
         self.ticks += 1
 
     def seconds_ago(self) -> list[float]:
-        return [0.0] * self.ticks
+        return [self.seconds] * (self.ticks - 1) + [0.0]
 
 
 def test_stretches_are_all_steps_and_users_functions_are_in_none() -> None:

@@ -215,7 +215,7 @@ class Explanation(Shown):
         if self.totals is None or self.totals.dask_tasks:
             lines.append(f"rates: {self._rates()}")
         steps = [step for run in self._runs for step in run]
-        if any(step.exposed is None for step in steps):
+        if any(step.exposed is None and step.recorded is None for step in steps):
             lines.append("transfers: not measured on GPUs without NCCL")
         if self.timed and all(each.measured is None for each in self.operations):
             lines.append("measured: no gang has computed this lately")

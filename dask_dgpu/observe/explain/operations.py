@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.core import reverse_dict
 
+from dask_dgpu.cost.table import quantity
 from dask_dgpu.observe.explain.runs import notes
 from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
@@ -92,11 +93,14 @@ class Operation:
         found = list(steps)
         if not found:
             return self
-        text = "; ".join(filter(None, (notes(step) for step in found)))
+        recordings = (step.recorded for step in found if step.recorded is not None)
+        texts = [f"recorded: {n} steps in {quantity(s, 's')}" for n, s in recordings]
+        texts += filter(None, map(notes, found))
+        own = [step.seconds for step in found if step.recorded is None or step.seconds]
         return replace(
             self,
-            why=f"{self.why}; {text}" if text else self.why,
-            measured=sum(step.seconds for step in found),
+            why="; ".join(filter(None, [self.why, *dict.fromkeys(texts)])),
+            measured=_sum(own),
             hidden=_sum(step.hidden for step in found),
             exposed=_sum(step.exposed for step in found),
             sent_bytes=sum(step.sent_bytes for step in found),
