@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from dask.array.optimization import optimize
 from dask.base import compute
+from matplotlib.image import imread
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.choose import traffic
@@ -252,10 +253,7 @@ def test_timeline_needs_no_script(x: da.Array, tmp_path: Path) -> None:
     svg = ElementTree.parse(tmp_path / "time.svg")
     texts = [each.text for each in svg.iter(f"{SVG}text")]
     assert [f"rank {rank}, gang" in texts for rank in range(3)] == [True] * 3
-    titles = [each.text or "" for each in svg.iter(f"{SVG}title")]
-    products = [title for title in titles if title.startswith("matmul: ")]
-    assert len(products) == 3
-    assert all(" sent" in title for title in products)
+    assert "matmul" in texts
     assert prof._repr_html_().startswith("<table")
     assert "<svg" in prof._repr_html_()
     assert prof.timeline().html() == prof.timeline().html()  # no dates, no random names
@@ -266,10 +264,9 @@ def test_timeline_needs_no_script(x: da.Array, tmp_path: Path) -> None:
 def test_timeline_in_a_browser(x: da.Array, tmp_path: Path) -> None:
     prof, _ = profiled((x @ x).sum())
     prof.timeline().save(tmp_path / "time.html")
-    events = prof.to_dict()["events"]
     with chromium(1200, 800) as browser:
         browser.open(tmp_path / "time.html")
-        assert browser.value("document.querySelectorAll('g > title').length") == len(events)
+        assert browser.value("document.querySelectorAll('svg image').length") > 0
         assert "matmul" in browser.value("document.querySelector('svg').textContent")
 
 
@@ -295,33 +292,28 @@ def record(*events: Event) -> Found:
     return Found(0.0, 10.0, {"a": "worker <0>"}, (), events, (), 0, 0)
 
 
-def test_marks_of_a_timeline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(drawing, "MOST_DRAWN", 3)
-    line = Timeline(
-        record(
-            event("mul", 0, 5, wait=2.5),
-            event("mul", 5, 9, failed=True),
-            event("add", 9, 10, track="140"),
-            event("add", 9.5, 9.6),
-        )
+def test_marks_of_a_timeline(tmp_path: Path) -> None:
+    events = (
+        event("mul", 0, 5, wait=2.5),
+        event("mul", 5, 9, failed=True),
+        event("add", 9, 10, track="140"),
     )
-    line.save(tmp_path / "time.svg")
-    svg = ElementTree.parse(tmp_path / "time.svg")
-    texts = {each.text for each in svg.iter(f"{SVG}text")}
-    assert {"worker <0>, gang", "worker <0>, thread 1", "mul", "add"} <= texts
-    assert any(text and text.endswith("1 short or late events are not drawn") for text in texts)
-    assert len([*svg.iter(f"{SVG}title")]) == 3
-    groups = {each.get("id"): each.find(f"{SVG}path") for each in svg.iter(f"{SVG}g")}
-    widths = {n: _width(groups[f"event-{n}"]) for n in range(3)}
-    assert widths[0] == pytest.approx(widths[1] * 5 / 4)
-    assert drawing.FAILED in str(groups["event-1"].get("style"))
-    waits = [path for path in svg.iter(f"{SVG}path") if "opacity: 0.6" in path.get("style", "")]
-    assert [_width(path) for path in waits] == [pytest.approx(widths[0] / 2)]
+    line = Timeline(replace(record(*events), dropped=1))
+    html = line.html()
+    assert all(f">{text}<" in html for text in ("worker &lt;0&gt;, gang", "mul", "add"))
+    assert ">worker &lt;0&gt;, thread 1<" in html
+    assert "1 late events are not drawn<" in html
+    line.save(tmp_path / "time.png")
+    pixels = np.round(imread(tmp_path / "time.png")[..., :3] * 255)
+    row = pixels[_of(pixels, drawing.FAILED).any(axis=1)]
+    mul, failed = (_of(row, c).any(axis=0).sum() for c in (drawing.COLOURS[0], drawing.FAILED))
+    assert mul / failed == pytest.approx(5 / 4, rel=0.02)
+    dark = (row.sum(axis=-1) < 250).any(axis=0).sum()
+    assert dark / mul == pytest.approx(1 / 2, rel=0.1)
 
 
-def _width(path: Any) -> float:
-    columns = [float(x) for x, _ in re.findall(r"[ML] (\S+) (\S+)", path.get("d"))]
-    return max(columns) - min(columns)
+def _of(pixels: Any, colour: str) -> Any:
+    return (pixels == [*bytes.fromhex(colour[1:])]).all(axis=-1)
 
 
 def test_trace_opens_in_perfetto(x: da.Array, tmp_path: Path) -> None:

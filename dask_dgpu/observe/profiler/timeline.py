@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from html import escape
 from io import StringIO
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from math import isnan
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.cost.table import quantity
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.recording import GANG, TRANSFERS, Event, Found
 from graph_opt.model.layout import counted
-
-MOST_DRAWN = 4000
-"""Most events to draw; shorter ones are left out."""
 
 COLOURS = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#ff9da7"),
@@ -49,8 +43,7 @@ class Timeline:
     -----
     Matplotlib draws it. Each worker has a track for the steps of gangs, one for each thread that
     ran tasks, and one for transfers between tasks. The dark bar below a step is the share of it
-    that waited for transfers; it is not known when within the step. Hover over an event for its
-    numbers.
+    that waited for transfers; it is not known when within the step.
     """
 
     found: Found
@@ -111,24 +104,18 @@ class Timeline:
         """Return the text, for a prompt shows this."""
         return str(self)
 
-    @cached_property
-    def _drawn(self) -> list[Event]:
-        events = self.found.events
-        return sorted(events, key=lambda event: event.start - event.stop)[:MOST_DRAWN]
-
     def _tracks(self) -> dict[str, list[Event]]:
         """Return the events of each track, by worker: gangs, threads, transfers."""
-        names, order = self.found.lanes, {GANG: 0, TRANSFERS: 2}
-        by_track: dict[tuple[int, int, str], list[Event]] = {}
-        for event in self._drawn:
-            place = list(names).index(event.lane), order.get(event.track, 1), event.track
-            by_track.setdefault(place, []).append(event)
-        found: dict[str, list[Event]] = {}
-        threads = Counter[int]()
-        for lane, kind, track in sorted(by_track):
+        lanes, kinds = list(self.found.lanes), {GANG: 0, TRANSFERS: 2}
+
+        def place(event: Event) -> tuple[int, int, str]:
+            return lanes.index(event.lane), kinds.get(event.track, 1), event.track
+
+        found, threads = dict[str, list[Event]](), Counter[int]()
+        for (lane, kind, track), events in groupby(sorted(self.found.events, key=place), place):
             threads[lane] += kind == 1  # their identifiers are long numbers
             name = f"thread {threads[lane]}" if kind == 1 else track
-            found[f"{list(names.values())[lane]}, {name}"] = by_track[lane, kind, track]
+            found[f"{self.found.lanes[lanes[lane]]}, {name}"] = list(events)
         return found
 
     def _colours(self) -> dict[str, str]:
@@ -140,29 +127,33 @@ class Timeline:
         return dict(zip_longest(names, COLOURS[: len(names)], fillvalue=OTHERS))
 
     def _figure(self) -> Any:
-        """Return the drawing; event n of those that are drawn is the group ``event-n``."""
+        """Return the drawing; its bars are one image, as there may be many."""
         try:
             from matplotlib.figure import Figure
-            from matplotlib.patches import Patch, Rectangle
+            from matplotlib.patches import Patch
         except ImportError as error:
             raise DgpuError(
                 "expected matplotlib to be installed to draw a timeline: pip install matplotlib"
             ) from error
         tracks, colours, begin = self._tracks(), self._colours(), self.found.start
-        rows = {id(event): row for row, each in enumerate(tracks.values()) for event in each}
-        figure = Figure(figsize=(12, 1.4 + 0.3 * len(tracks)), layout="constrained")
+        figure = Figure(figsize=(12, 1.4 + 0.3 * len(tracks)), dpi=150, layout="constrained")
         axes = figure.subplots()
-        for number, event in enumerate(self._drawn):
-            start, row, seconds = event.start - begin, rows[id(event)], event.stop - event.start
-            colour = FAILED if event.failed else colours[event.operation]
-            bar = Rectangle((start, row - 0.4), seconds, 0.8, color=colour, gid=f"event-{number}")
-            axes.add_patch(bar)
-            if event.wait > 0:
-                waited = min(event.wait, seconds)
-                axes.add_patch(Rectangle((start, row + 0.25), waited, 0.15, color=WAIT))
+        for row, events in enumerate(tracks.values()):
+            bars = [(event.start - begin, event.stop - event.start) for event in events]
+            shades = [FAILED if event.failed else colours[event.operation] for event in events]
+            axes.broken_barh(bars, (row - 0.4, 0.8), color=shades, rasterized=True)
+            waits = [
+                (start, min(event.wait, seconds))
+                for event, (start, seconds) in zip(events, bars, strict=True)
+                if event.wait > 0
+            ]
+            axes.broken_barh(waits, (row + 0.25, 0.15), facecolor=WAIT, rasterized=True)
         axes.set(xlim=(0, max(self.found.stop - begin, 1e-9)), ylim=(len(tracks) - 0.5, -0.5))
         axes.set_yticks(range(len(tracks)), list(tracks))
-        axes.set_xlabel(self._caption(), color=TEXT)
+        caption = "seconds; dark bars: the share of a step that waited for transfers"
+        if self.found.dropped:
+            caption += f"; {self.found.dropped} late events are not drawn"
+        axes.set_xlabel(caption, color=TEXT)
         axes.tick_params(colors=TEXT)
         axes.spines[:].set_visible(False)
         handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
@@ -171,31 +162,13 @@ class Timeline:
         return figure
 
     def _svg(self) -> str:
-        """Return the drawing as SVG, with texts that show when one hovers over an event."""
-        figure, drawn, text = self._figure(), self._drawn, StringIO()
+        """Return the drawing as SVG, the same for the same record."""
+        figure, text = self._figure(), StringIO()
         from matplotlib import rc_context
 
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
             figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-
-        def titled(group: re.Match[str]) -> str:
-            return f"{group[0]}<title>{escape(_described(drawn[int(group[1])]))}</title>"
-
-        return re.sub(r'<g id="event-(\d+)">', titled, text.getvalue())
-
-    def _caption(self) -> str:
-        left_out = len(self.found.events) - len(self._drawn) + self.found.dropped
-        text = "seconds; dark bars: the share of a step that waited for transfers"
-        return f"{text}; {left_out} short or late events are not drawn" if left_out else text
-
-
-def _described(event: Event) -> str:
-    text = f"{event.operation}: {quantity(event.stop - event.start, 's')}"
-    if event.wait > 0:
-        text += f", of these {quantity(event.wait, 's')} waiting for transfers"
-    if event.sent_bytes:
-        text += f", {quantity(event.sent_bytes, 'B')} sent"
-    return text + (", failed" if event.failed else "")
+        return text.getvalue()
 
 
 def write_trace(found: Found, path: str | PathLike[str]) -> None:
