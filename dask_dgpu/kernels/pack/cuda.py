@@ -24,6 +24,9 @@ from dask_dgpu.kernels.pack.descriptors import Table, describe
 THREADS = 256
 """Threads of a thread block; each copies TILE / THREADS words."""
 
+ROUND = 4
+"""Words that a thread reads before it writes them: enough reads are under way."""
+
 MACROS = (
     *("TARGET", "SOURCE", "WIDTH", "NDIM", "WORDS", "LENGTHS", "TARGET_STRIDES"),
     *("SOURCE_STRIDES", "COLUMNS", "TILE"),
@@ -36,28 +39,33 @@ RING = 8
 SOURCE = r"""
 typedef long long Long;
 
-template <typename Word>
-__device__ void copy_words(const Long* piece, Long first) {
-    char* __restrict__ target = (char*) piece[TARGET];
-    const char* __restrict__ source = (const char*) piece[SOURCE];
+// Where a word of a piece is on both sides: 32-bit divisions, because 64-bit ones are slow.
+__device__ __forceinline__ void locate(const Long* piece, unsigned word, Long& to, Long& from) {
     const int outermost = (int) piece[NDIM] - 1;
-    const unsigned stop = (unsigned) min(first + TILE, piece[WORDS]);
-    #pragma unroll 4
-    for (unsigned word = (unsigned) first + threadIdx.x; word < stop; word += THREADS) {
-        unsigned rest = word;  // 64-bit divisions are slow, and take seconds to compile
-        Long to = 0, from = 0;
-        for (int axis = 0; axis < outermost; ++axis) {
-            const unsigned length = (unsigned) piece[LENGTHS + axis];
-            const unsigned next = rest / length;
-            const Long along = rest - next * length;
-            to += along * piece[TARGET_STRIDES + axis];
-            from += along * piece[SOURCE_STRIDES + axis];
-            rest = next;
-        }
-        to += (Long) rest * piece[TARGET_STRIDES + outermost];
-        from += (Long) rest * piece[SOURCE_STRIDES + outermost];
-        *(Word*) (target + to) = *(const Word*) (source + from);
+    to = piece[TARGET];
+    from = piece[SOURCE];
+    #pragma unroll 1
+    for (int axis = 0; axis < outermost; ++axis) {
+        const unsigned length = (unsigned) piece[LENGTHS + axis];
+        const unsigned next = word / length;
+        const Long along = word - next * length;
+        to += along * piece[TARGET_STRIDES + axis];
+        from += along * piece[SOURCE_STRIDES + axis];
+        word = next;
     }
+    to += (Long) word * piece[TARGET_STRIDES + outermost];
+    from += (Long) word * piece[SOURCE_STRIDES + outermost];
+}
+
+template <typename Word>
+__device__ void copy_words(const Long* to, const Long* from, unsigned count) {
+    Word words[ROUND];
+    #pragma unroll
+    for (unsigned k = 0; k < ROUND; ++k)
+        if (k * THREADS < count) words[k] = *(const Word*) from[k];
+    #pragma unroll
+    for (unsigned k = 0; k < ROUND; ++k)
+        if (k * THREADS < count) *(Word*) to[k] = words[k];
 }
 
 // tiles[k] is the first tile of piece k, tiles[pieces] the number of all.
@@ -77,36 +85,32 @@ copy_pieces(const Long* table, const Long* tiles, int pieces) {
         piece[column] = table[(Long) low * COLUMNS + column];
     __syncthreads();
     const Long first = (tile - tiles[low]) * TILE;
-    switch (piece[WIDTH]) {
-#if WIDTHS & 16
-        case 16: copy_words<uint4>(piece, first); break;
-#endif
-#if WIDTHS & 8
-        case 8: copy_words<unsigned long long>(piece, first); break;
-#endif
-#if WIDTHS & 4
-        case 4: copy_words<unsigned int>(piece, first); break;
-#endif
-#if WIDTHS & 2
-        case 2: copy_words<unsigned short>(piece, first); break;
-#endif
-#if WIDTHS & 1
-        case 1: copy_words<unsigned char>(piece, first); break;
-#endif
+    const unsigned stop = (unsigned) min(first + TILE, piece[WORDS]);
+    for (unsigned word = (unsigned) first + threadIdx.x; word < stop; word += ROUND * THREADS) {
+        Long to[ROUND], from[ROUND];
+        #pragma unroll
+        for (unsigned k = 0; k < ROUND; ++k) locate(piece, word + k * THREADS, to[k], from[k]);
+        switch (piece[WIDTH]) {
+            case 16: copy_words<uint4>(to, from, stop - word); break;
+            case 8: copy_words<unsigned long long>(to, from, stop - word); break;
+            case 4: copy_words<unsigned int>(to, from, stop - word); break;
+            case 2: copy_words<unsigned short>(to, from, stop - word); break;
+            case 1: copy_words<unsigned char>(to, from, stop - word); break;
+        }
     }
 }
 """
-"""Each width takes a quarter of a second to compile, and most tables have words of one."""
+"""One piece of code finds the words of all widths: it takes most of the time to compile."""
 
 _RINGS: WeakKeyDictionary[Device, Iterator[_Upload]] = WeakKeyDictionary()
 """The memory of each device's tables."""
 
 
 @cache
-def kernel(widths: int) -> Any:
-    """Return the kernel for tables with words of these widths."""
+def kernel() -> Any:
+    """Return the kernel."""
     macros = {name: getattr(descriptors, name) for name in MACROS}
-    macros |= {"THREADS": THREADS, "WIDTHS": widths}
+    macros |= {"THREADS": THREADS, "ROUND": ROUND}
     options = tuple(f"-D{name}={value}" for name, value in macros.items())
     return cupy.RawKernel(SOURCE, "copy_pieces", options=options)
 
@@ -134,7 +138,7 @@ def copy_cuda(device: Device, *batches: Pieces) -> None:
 def _launch(table: Table, rows: Any, tiles: Any) -> None:
     """Launch the kernel for a table whose rows and tiles are on the device."""
     arguments = rows, tiles, np.int32(len(table.rows))
-    kernel(table.widths)((int(table.tiles[-1]),), (THREADS,), arguments)
+    kernel()((int(table.tiles[-1]),), (THREADS,), arguments)
 
 
 class _Upload:

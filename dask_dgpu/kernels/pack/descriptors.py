@@ -48,13 +48,10 @@ class Table(NamedTuple):
         One for each piece that is not empty: (pieces, ``COLUMNS``), axes from the innermost on.
     tiles : array of int
         The first tile of each piece, and the number of tiles.
-    widths : int
-        The sum of the different widths of words, which are powers of two.
     """
 
     rows: Ints
     tiles: Ints
-    widths: int
 
 
 def describe(batches: tuple[Pieces, ...]) -> Table | None:
@@ -66,7 +63,7 @@ def describe(batches: tuple[Pieces, ...]) -> Table | None:
     rows = np.concatenate([np.zeros((0, COLUMNS), np.int64), *found])
     tiles = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(-(-rows[:, WORDS] // TILE), out=tiles[1:])
-    return Table(rows, tiles, int(np.bitwise_or.reduce(rows[:, WIDTH])))
+    return Table(rows, tiles)
 
 
 def _rows(pieces: Pieces) -> Ints | None:
