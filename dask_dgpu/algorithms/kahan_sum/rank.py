@@ -12,7 +12,7 @@ from dask_dgpu.algorithms import Progress, no_progress
 from dask_dgpu.algorithms.kahan_sum.plan import Meeting, SumPlan
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range
+from dask_dgpu.kernels.sums.binned import LIMBS, Binned, limb_range, placed
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial, added, finished, partial_sum
 from graph_opt.model.layout import Index
@@ -107,14 +107,15 @@ def _exchanged(
         comm.exchange(sent, received).wait()
     _settle(plan, device)
     found = {(here, index): partial for index, partial in mine.items()}
-    for place, (_, message) in zip(receives, received, strict=True):
-        # an owner adds to its own blocks
-        found[place] = _unpacked(message, window, mine[place[1]])
+    with device.computing():
+        for place, (_, message) in zip(receives, received, strict=True):
+            # an owner adds to its own blocks
+            found[place] = _unpacked(message, window, mine[place[1]])
     return found
 
 
 def _settle(plan: SumPlan, device: Device) -> None:
-    """Let each lane see the other's work; the host reads exact sums itself."""
+    """Let each lane see the other's work; the host reads few exact sums itself."""
     if plan.task.method == "compensated":
         device.join()
     else:
@@ -133,8 +134,7 @@ def _window(plan: SumPlan, comm: Comm, device: Device, mine: Mapping[Index, Part
         comm.all_reduce(ends, "max").wait()
     device.synchronize()
     low, high = device.to_host(ends).tolist()
-    carry = 1 if plan.hosts else 0  # the sum of a host may need one limb more than its terms
-    return (-low, high + low + carry) if high > -low else (0, 0)
+    return (-low, high + low) if high > -low else (0, 0)
 
 
 def _packed(device: Device, partial: Partial, window: Window) -> Array:
@@ -151,8 +151,8 @@ def _packed(device: Device, partial: Partial, window: Window) -> Array:
 
 
 def _unpacked(message: Array, window: Window, like: Partial) -> Partial:
-    """Return partial sums of another rank, on the device or, if exact, on the host."""
+    """Return partial sums of another rank, where they are added."""
     if isinstance(like.sums, Pair):
         return like._replace(sums=Pair(*message))
-    limbs = message if isinstance(message, np.ndarray) else message.get()
+    limbs = placed(message, like.sums.special.size)
     return like._replace(sums=Binned(window[0], limbs[:-1], limbs[-1].astype(np.uint8)))

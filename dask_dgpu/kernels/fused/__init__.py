@@ -22,6 +22,9 @@ Array = Any
 
 HOST = np.ndarray, np.generic
 
+LARGE = 1 << 17
+"""Elements of NumPy blocks from which on functions are called in tiles."""
+
 
 def evaluate(expression: Expression, blocks: Sequence[Array]) -> tuple[Array, ...]:
     """Evaluate an expression on blocks.
@@ -71,7 +74,7 @@ def called(function: Callable[..., Sequence[Array]], *blocks: Array) -> Sequence
 
     It calls NumPy's functions only, and always the same ones.
     """
-    if _on_host(blocks):
+    if _on_host(blocks) and blocks[0].size < LARGE:
         return function(*blocks)
     kinds = tuple([(block.dtype, block.ndim) for block in blocks])
     return evaluate(_traced(function, kinds), blocks)

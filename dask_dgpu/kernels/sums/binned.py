@@ -5,8 +5,8 @@ reproducible summation" (IEEE Trans. Comput. 64, 2015). The parts are summed exa
 integer of thousands of bits (Kulisch). Only :meth:`Binned.value` rounds, once.
 
 The integer counts multiples of ``2**LOWEST``, the smallest double. Its limb ``i`` counts
-multiples of ``2**(32 * i)`` of it. Before carries must go on to the next limb, it has room for
-2**30 additions of 32 bits::
+multiples of ``2**(32 * i)`` of it. The limbs of a block have 32 bits, the last a sign. So there is
+room to add 2**30 blocks before carries must go on to the next limb::
 
     limb      67 ...            2          1          0
     bits    sign ... |..........|..........|..........|
@@ -17,25 +17,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed
 from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from graph_opt.model.layout import BFLOAT16
 
 Array = Any
 
 LOWEST = -1074  # the power of two of the smallest double
 BITS = 32  # of a normalised limb
+MASK = (1 << BITS) - 1
 LIMBS = 68  # for 2**63 of the largest doubles, and a sign
 INFINITE, NEGATIVE, NOT_A_NUMBER = 1, 2, 4  # flags: +inf, -inf or NaN among the numbers
+FEW = 4096  # sums of a CuPy block up to which they are kept in NumPy memory: calls cost less there
 
 
 @dataclass(frozen=True)
 class Binned:
-    """Exact sums, in NumPy memory."""
+    """Exact sums, in NumPy memory; many sums of a CuPy block in CuPy's."""
 
     low: int  # number of the first limb; all lower limbs are zero
     limbs: Array  # int64, (limbs, ...): multiples of 2**(32 * (low + i) - 1074)
@@ -47,9 +51,10 @@ class Binned:
 
     @classmethod
     def of(cls, low: int, limbs: Array, special: Array) -> Binned:
-        """Normalise and trim limbs."""
-        first, used = trimmed(_normalised(limbs))
-        return cls(low + first, used, special)
+        """Normalise and trim limbs in NumPy memory."""
+        whole = np.stack(carried(limbs)) if len(limbs) else limbs
+        used = np.flatnonzero(whole.any(axis=tuple(range(1, whole.ndim)))).tolist() or [0, -1]
+        return cls(low + used[0], whole[used[0] : used[-1] + 1], special)
 
     def reshaped(self, shape: tuple[int, ...]) -> Binned:
         """Return the same sums in another shape."""
@@ -58,7 +63,7 @@ class Binned:
 
     def window(self, low: int, high: int) -> Array:
         """Return the limbs from ``low`` to ``high``, which includes all in use."""
-        limbs = np.zeros((high - low, *self.special.shape), np.int64)
+        limbs = np.zeros((high - low, *self.special.shape), np.int64, like=self.limbs)
         limbs[self.low - low : self.low - low + len(self.limbs)] = self.limbs
         return limbs
 
@@ -67,19 +72,9 @@ class Binned:
 
         ``dtype`` is bfloat16, float16, float32 or float64.
         """
-        limbs = _normalised(self.limbs)
-        negative = limbs[-1] < 0 if len(limbs) else np.zeros(self.special.shape, bool)
-        mantissa, exponent = _leading(self.low, np.where(negative, -limbs, limbs))
-        if dtype != "float64":  # round to odd: the conversion rounds again
-            lost = mantissa & np.uint64(0x7FF)
-            mantissa = (mantissa - lost) | ((lost != 0).astype(np.uint64) << np.uint64(11))
-        flags = (INFINITE, NEGATIVE, NOT_A_NUMBER)
-        plus, minus, nan = ((self.special & flag) != 0 for flag in flags)
         with np.errstate(over="ignore"):
-            values = np.ldexp(mantissa.astype(np.float64), exponent)
-            values = np.where(negative, -values, values)
-            values = np.where(plus, np.inf, np.where(minus, -np.inf, values))
-            return narrowed(np.where(nan | (plus & minus), np.nan, values), dtype)
+            (values,) = called(_rounding(self.low, dtype), self.special, *self.limbs)
+            return narrowed(values, dtype) if dtype == BFLOAT16 else values
 
 
 class PendingBinned(Binned):
@@ -119,8 +114,9 @@ def block_sum(block: Array, axes: Sequence[int]) -> Binned:
     """
     block = as_real(block)
     if block.size == 0:
-        special = np.zeros([n for k, n in enumerate(block.shape) if k not in axes], np.uint8)
-        return Binned(0, np.zeros((0, *special.shape), np.int64), special)
+        shape = [n for k, n in enumerate(block.shape) if k not in axes]
+        limbs, special = np.zeros((0, *shape), np.int64), np.zeros(shape, np.uint8, like=block)
+        return Binned(0, limbs, placed(special, special.size))
     return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
 
 
@@ -171,53 +167,66 @@ def limb_range(parts: Sequence[Binned]) -> tuple[int, int]:
 def merged(parts: Sequence[Binned]) -> Binned:
     """Add sums of one shape; their order does not matter."""
     low, high = limb_range(parts)
-    limbs = np.zeros((high - low, *parts[0].special.shape), np.int64)
+    limbs = np.zeros((high - low, *parts[0].special.shape), np.int64, like=parts[0].limbs)
     for part in parts:
         limbs[part.low - low : part.low - low + len(part.limbs)] += part.limbs
-    special = reduce(np.bitwise_or, (part.special for part in parts))
-    return Binned.of(low, limbs, special)
+    return Binned(low, limbs, reduce(np.bitwise_or, [part.special for part in parts]))
 
 
-def trimmed(limbs: Array) -> tuple[int, Array]:
-    """Return the first limb in use by any sum, and the limbs from there to the last in use."""
-    used = np.flatnonzero(limbs.any(axis=tuple(range(1, limbs.ndim))))
-    if not len(used):
-        return 0, limbs[:0]
-    return int(used[0]), limbs[used[0] : used[-1] + 1]
+def placed(array: Array, sums: int) -> Array:
+    """Return an array of so many sums in the memory in which they are added."""
+    if isinstance(array, np.ndarray | np.generic):
+        return np.asarray(array)
+    return array if sums > FEW else array.get()
 
 
-def _normalised(limbs: Array) -> Array:
-    """Return limbs with the same value and 32 bits each; the last has the sign.
+def carried(limbs: Sequence[Array]) -> list[Array]:
+    """Return limbs with the same value and 32 bits each, and one more with the rest and the sign.
 
-    A last carry appends a limb.
+    Limbs may be traced; there is at least one.
     """
-    limbs = limbs.copy()
-    for at in range(len(limbs) - 1):
-        limbs[at + 1] += limbs[at] >> BITS
-        limbs[at] &= (1 << BITS) - 1
-    if len(limbs) and np.any((limbs[-1] >> (BITS - 1)) + 1 >> 1):
-        limbs = np.concatenate([limbs, limbs[-1:] >> BITS])
-        limbs[-2] &= (1 << BITS) - 1
-    return limbs
+    found = [limbs[0] & MASK]
+    carry = limbs[0] >> BITS
+    for limb in limbs[1:]:
+        whole = limb + carry
+        found.append(whole & MASK)
+        carry = whole >> BITS
+    return [*found, carry]
 
 
-def _leading(low: int, limbs: Array) -> tuple[Array, Array]:
-    """Return the upper 64 bits of positive integers, and the power of two of the last of them.
+@lru_cache(maxsize=256)
+def _rounding(low: int, dtype: str) -> Callable[..., list[Array]]:
+    """Return a function of flags and limbs, which may be traced, that rounds sums to a dtype.
 
-    The last bit is also set if any bit follows, so that no sum looks like a tie.
+    For bfloat16 it rounds to odd: to a double that another rounding does not mistake for a tie.
     """
-    zeros = np.zeros((3, *limbs.shape[1:]), np.int64)
-    limbs = np.concatenate([zeros, _normalised(limbs)])  # two limbs below the highest exist
-    numbers = np.arange(len(limbs)).reshape(-1, *(1,) * (limbs.ndim - 1))
-    highest = np.where(limbs != 0, numbers, 2).max(axis=0)
-    below = np.where(numbers < highest - 2, limbs, 0).any(axis=0)
-    one, two, three = (
-        np.take_along_axis(limbs, highest[None] - back, axis=0)[0].astype(np.uint64)
-        for back in range(3)
-    )
-    length = np.frexp(one.astype(np.float64))[1]  # bits of the highest limb
-    spare = (BITS - length).astype(np.uint64)
-    mantissa = ((one << np.uint64(BITS)) | two) << spare | three >> (np.uint64(BITS) - spare)
-    rest = (three & ((np.uint64(1) << (np.uint64(BITS) - spare)) - np.uint64(1))) != 0
-    mantissa |= (rest | below).astype(np.uint64)
-    return mantissa, (highest - 3 + low - 1) * BITS + LOWEST - (BITS - length)
+
+    def rounded(special: Array, *limbs: Array) -> list[Array]:
+        zero = special.astype(np.int64) & 0
+        signed = carried(limbs or [zero])
+        negative = signed[-1] < 0
+        whole = [zero, zero, *carried([np.where(negative, -limb, limb) for limb in signed])]
+        one = two = three = rest = below = zero  # the highest limbs in use, and all others
+        scale: Array = 1.0
+        for at, here in enumerate(whole[2:]):
+            used = here != 0
+            one, two = np.where(used, here, one), np.where(used, whole[at + 1], two)
+            three, rest = np.where(used, whole[at], three), np.where(used, below, rest)
+            scale = np.where(used, np.ldexp(1.0, BITS * (low + at) + LOWEST), scale)
+            below = below | whole[at]
+        if dtype == "float64":
+            lower = (two & 0xFFFF) << BITS | three | (rest != 0)  # both parts have 48 bits
+            wide = (one << 16 | two >> 16).astype("f8") * 2.0**48 + lower.astype("f8")
+            value = wide * 2.0**-64 * scale
+        else:
+            large = one >> 21 != 0  # both limbs have more bits than a double
+            lost = np.where(large, two & 0x7FF, 0) | three | rest
+            odd = np.where(large, one << 21 | two >> 11, one << BITS | two) | (lost != 0)
+            value = odd.astype("f8") * np.where(large, 2.0**-21, 2.0**-BITS) * scale
+        value = np.where(negative, -value, value)
+        plus, minus, nan = ((special & flag) != 0 for flag in (INFINITE, NEGATIVE, NOT_A_NUMBER))
+        value = np.where(plus, np.inf, np.where(minus, -np.inf, value))
+        value = np.where(nan | (plus & minus), np.nan, value)
+        return [value if dtype in ("float64", BFLOAT16) else value.astype(dtype)]
+
+    return rounded

@@ -1,4 +1,12 @@
-"""Exact sums in CUDA memory: of a run in a few columns at the speed of the memory, or any others.
+"""Exact sums of one run of CUDA memory with a few columns, sixteen bytes at a time.
+
+The vectors that a thread reads are a whole number of columns apart. So each position in its vectors
+belongs to one column, and has one accumulator::
+
+    thread    0 0 0 0 1 1 1 1 2 2 2 2 ...       vectors of four numbers
+    column    a b c a b c a b c a b c ...       three columns, each read by several accumulators
+              -----------------------
+              a b c                             accumulators of a column are added by a tree
 
 Each accumulator splits its numbers at two levels, in registers. The levels hold the digits down
 to 85 bits below the largest number. Almost no number has lower digits; those go to the limbs one
@@ -10,49 +18,103 @@ so it is just added::
       |  float: 24 digits  |
 
 All accumulators of a thread have the same levels. From time to time their sums are added to
-integers in the shared memory of the thread block. Threads raise their levels for larger numbers;
-those of a few columns start with common ones. At the end, threads with the same levels add their
+integers in the shared memory of the thread block. Threads start with common levels, and raise them
+for larger numbers. At the end, threads with the same levels add their
 integers by a tree, so that few atomic additions remain, whose order does not matter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
+from dask_dgpu.kernels.fused.launching import compiled
 from dask_dgpu.kernels.sums import binned
-from dask_dgpu.kernels.sums.binned import (
-    LIMBS,
-    Binned,
-    PendingBinned,
-    limb_range,
-    merged,
-    trimmed,
-)
-from dask_dgpu.kernels.sums.cuda import (
-    INDEXING,
-    READING,
-    THREADS,
-    Columns,
-    Grid,
-    columns_of,
-    grid_of,
-    kernels,
-)
+from dask_dgpu.kernels.sums.binned import LIMBS, Binned, PendingBinned, merged
+from dask_dgpu.kernels.sums.digits import sum_digits
+from dask_dgpu.kernels.sums.lanes import Form, form_of, in_elements
 
 Array = Any
 
-SUMS = 1 << 16  # most sums with limbs on the device at a time
+THREADS = 256  # of a thread block
+ROWS = 16  # minimum number of elements of an accumulator, if there are as many
 NUMBERS = 1 << 29  # most elements of one sum in the same limbs, so that these do not overflow
 
+COLUMNS = 32  # most columns; more columns keep the threads busy without this kernel
+COLUMN_BLOCKS = 1056  # eight for each multiprocessor of an H100 or H200, a few whole waves
+BLOCK_NUMBERS = 1 << 20  # most elements of a thread block, so that exact sums fit in 64 bits
+VECTOR_BYTES = 16
+
+TYPES = {
+    "float32": "typedef float Value; typedef float4 Values;\n",
+    "float64": "typedef double Value; typedef double2 Values;\n",
+}
+
 CONSTANTS = f"""
+typedef long long Long;
+constexpr int THREADS = {THREADS};
+#define TOO_LARGE 8.452712498170644e+270  // 2**900: larger numbers are not added to others
 constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};
 constexpr int INFINITE = {binned.INFINITE}, NEGATIVE = {binned.NEGATIVE};
 constexpr int NOT_A_NUMBER = {binned.NOT_A_NUMBER};
 constexpr int NONE = -(1 << 20);  // the level without numbers
+"""
+
+READING = r"""
+constexpr int WIDTH = 16 / sizeof(Value);  // numbers of a vector
+constexpr int DEEP = 4;  // vectors that a thread adds at a time, while it loads as many more
+
+__device__ __forceinline__ void split(const float4 four, float* lane) {
+    lane[0] = four.x; lane[1] = four.y; lane[2] = four.z; lane[3] = four.w;
+}
+__device__ __forceinline__ void split(const double2 two, double* lane) {
+    lane[0] = two.x; lane[1] = two.y;
+}
+
+template <int LANES> struct Vector {
+    Value lane[LANES];
+    __device__ __forceinline__ void read(const Value* values, Long which) {
+        split(__ldcs(reinterpret_cast<const Values*>(values) + which), lane);
+    }
+};
+
+// For each number j of each of several vectors k.
+#define EACH_NUMBER(k, j)                                \
+    _Pragma("unroll") for (int k = 0; k < SEVERAL; ++k)  \
+    _Pragma("unroll") for (int j = 0; j < LANES; ++j)
+
+// Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
+template <typename Lanes>
+__device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {
+    const Long vectors = length / WIDTH, step = (Long) gridDim.x * THREADS;
+    Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
+    Vector<WIDTH> read[DEEP], next[DEEP];
+    if (at + (DEEP - 1) * step < vectors) {
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k) next[k].read(values, at + k * step);
+    }
+    for (; at + (DEEP - 1) * step < vectors; at += DEEP * step) {
+        const bool more = at + (2 * DEEP - 1) * step < vectors;
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k) {
+            read[k] = next[k];
+            if (more) next[k].read(values, at + (DEEP + k) * step);
+        }
+        lanes.take(read);
+    }
+    if (at <= vectors) {
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k, at += step)
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j)
+                read[k].lane[j] = at * WIDTH + j < length ? values[at * WIDTH + j] : (Value) 0;
+        lanes.take(read);
+    }
+}
 """
 
 SOURCE = r"""
@@ -151,7 +213,7 @@ template <int LANES, int SEVERAL> struct Cuts {
     __device__ __forceinline__ void raise(Vector<LANES> (&read)[SEVERAL]) {
         double largest = 0.0;
         EACH_NUMBER(k, j) {
-            const double value = widened(read[k].lane[j]);
+            const double value = (double) read[k].lane[j];
             if (fabs(value) < TOO_LARGE) {
                 largest = fmax(largest, fabs(value));
             } else {
@@ -201,7 +263,7 @@ template <int LANES, int SEVERAL> struct Cuts {
     // What the levels have no digits for.
     __device__ __forceinline__ void rest(const Vector<LANES> (&read)[SEVERAL]) {
         EACH_NUMBER(k, j) {
-            double value = widened(read[k].lane[j]);
+            double value = (double) read[k].lane[j];
             value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, big), -big));
             value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, small), -small));
             if (value != 0.0) deposit_number(sums(entry(j)), value);
@@ -210,10 +272,10 @@ template <int LANES, int SEVERAL> struct Cuts {
 
     __device__ __forceinline__ void cut(Vector<LANES> (&read)[SEVERAL]) {
         bool fits = true, whole = true;
-        EACH_NUMBER(k, j) fits = fits & (fabs(widened(read[k].lane[j])) < limit);
+        EACH_NUMBER(k, j) fits = fits & (fabs((double) read[k].lane[j]) < limit);
         if (!fits) raise(read);
         EACH_NUMBER(k, j) {
-            double value = widened(read[k].lane[j]);
+            double value = (double) read[k].lane[j];
             double part = __dadd_rn(__dadd_rn(value, big), -big);
             first[j] = __dadd_rn(first[j], part);
             value = __dadd_rn(value, -part);
@@ -226,7 +288,7 @@ template <int LANES, int SEVERAL> struct Cuts {
 
     __device__ __forceinline__ void take(Vector<LANES> (&read)[SEVERAL]) {
         if (all_within(read, least, limit)) {
-            EACH_NUMBER(k, j) first[j] = __dadd_rn(first[j], widened(read[k].lane[j]));
+            EACH_NUMBER(k, j) first[j] = __dadd_rn(first[j], (double) read[k].lane[j]);
         } else {
             cut(read);
         }
@@ -235,7 +297,8 @@ template <int LANES, int SEVERAL> struct Cuts {
     }
 
     // Adds the integers of each column by a tree: those of the same levels, the highest first.
-    __device__ __forceinline__ void finish(int* highest, bool waits) {
+    __device__ __forceinline__ void finish(int* highest) {
+        bool waits = true;
         Long mine[LANES], rest[LANES];
         spill();
         for (int j = 0; j < LANES; ++j) {
@@ -287,58 +350,14 @@ sum_columns(const Value* values, Word* limbs, unsigned int* special, Long length
     if (thread == 0) highest = LOWEST_TOP;
     __syncthreads();
     const Long at = ((Long) blockIdx.x * THREADS + thread) * WIDTH;
-    const double some = at < length ? fabs(widened(values[at])) : 0.0;
+    const double some = at < length ? fabs((double) values[at]) : 0.0;
     atomicMax(&highest, Own::top_of(some < TOO_LARGE ? some : 0.0));
     __syncthreads();
     cuts.level(highest);
     read_all(values, length, cuts);
-    cuts.finish(&highest, true);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-sum_grid(const Value* values, Word* limbs, unsigned int* special, Long base, Long begin, Long end,
-         LAYOUT) {
-    constexpr int BATCH = 8, BATCHES = 512;  // 2**12 numbers of a thread, 2**20 of a block
-    __shared__ Long firsts[THREADS], seconds[THREADS];
-    __shared__ int highest;
-    const int thread = threadIdx.x;
-    const int column = near ? thread % across : thread / down;
-    const int row = near ? thread / across : thread % down;
-    const Long first = (Long) blockIdx.x * across, sum = base + first + column;
-    const bool works = column < across && row < down && sum < kept;
-    Cuts<1, BATCH> cuts;
-    cuts.firsts = firsts;
-    cuts.seconds = seconds;
-    cuts.own = row * across + column;
-    cuts.columns = across;
-    cuts.limbs = limbs + first * LIMBS;
-    cuts.special = special + first;
-    cuts.before = 0;
-    firsts[cuts.own] = seconds[cuts.own] = 0;
-    cuts.level(LOWEST_TOP);
-    if (works) {
-        values += offset_of(sum, kept_inner, kept_outer_stride, kept_inner_stride);
-        const Long step = (Long) segments * down;
-        int batches = 0;
-        for (Long next = begin + (Long) blockIdx.y * down + row; next < end;) {
-            Vector<1> read[BATCH];
-            #pragma unroll
-            for (int k = 0; k < BATCH; ++k, next += step)
-                read[k].lane[0] = next < end ? values[offset_of(
-                    next, summed_inner, summed_outer_stride, summed_inner_stride)] : (Value) 0;
-            cuts.take(read);
-            if (++batches == BATCHES) {
-                cuts.spill();
-                cuts.deposit_entry(cuts.own, cuts.high);
-                batches = 0;
-            }
-        }
-    }
-    cuts.finish(&highest, works);
+    cuts.finish(&highest);
 }
 """
-
-KERNEL = kernels(CONSTANTS + INDEXING + READING + SOURCE)
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
@@ -347,11 +366,12 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
     The host does not wait for the sums of one run of a few columns.
     """
     columns = columns_of(block, axes)
-    return _in_grid(*grid_of(block, axes)) if columns is None else _in_columns(block, columns)
+    return sum_digits(block, axes) if columns is None else _in_columns(block, columns)
 
 
 def _in_columns(block: Array, columns: Columns) -> Binned:
-    kernel, count = KERNEL("sum_columns", block.dtype.name), columns.columns
+    kernel = compiled(TYPES[block.dtype.name] + CONSTANTS + READING + SOURCE, "sum_columns")
+    count = columns.columns
     most = NUMBERS * count
     begins = range(0, columns.length, most)
     words = cupy.zeros((len(begins) + 1, count, LIMBS), np.int64)  # the last one has the flags
@@ -364,37 +384,39 @@ def _in_columns(block: Array, columns: Columns) -> Binned:
     def found() -> Binned:
         *parts, marks = words.get(stream)
         special = marks.reshape(-1).view(np.uint32)[:count].astype(np.uint8)
-        whole = merged([Binned.of(*trimmed(part.T), special) for part in parts])
+        whole = merged([Binned.of(0, part.T, special) for part in parts])
         form = columns.form
         return Binned(whole.low, form.restored(whole.limbs, 1), form.restored(whole.special))
 
     return PendingBinned(found, words.nbytes)
 
 
-def _in_grid(block: Array, grid: Grid) -> Binned:
-    found = list(_groups(block, grid))
-    low, high = limb_range(found)
-    limbs = np.concatenate([part.window(low, high) for part in found], axis=1)
-    special = np.concatenate([part.special for part in found])
-    return Binned(low, grid.form.restored(limbs, 1), grid.form.restored(special))
+class Columns(NamedTuple):
+    """One run of memory in columns: element ``i`` belongs to the sum ``i % columns``."""
+
+    form: Form
+    length: int  # number of elements
+    columns: int  # number of sums
+    blocks: int  # number of thread blocks, a multiple of the columns
 
 
-def _groups(block: Array, grid: Grid) -> Iterator[Binned]:
-    """Yield the sums in groups."""
-    kernel = KERNEL("sum_grid", block.dtype.name)
-    several = max(1, SUMS // grid.across) * grid.across
-    for base in range(0, grid.sums, several):
-        count = min(several, grid.sums - base)
-        begins = range(0, grid.length, NUMBERS)
-        limbs = cupy.zeros((len(begins), count, LIMBS), np.int64)
-        special = cupy.zeros(count, np.uint32)
-        for part, begin in zip(limbs, begins, strict=True):
-            end = min(begin + NUMBERS, grid.length)
-            places = map(np.int64, (base, begin, end))
-            shape = (-(-count // grid.across), grid.segments)
-            kernel(shape, (THREADS,), (block, part, special, *places, *grid.arguments))
-        touched = np.flatnonzero(cupy.asnumpy((limbs != 0).any(axis=(0, 1))))
-        first, last = (int(touched[0]), int(touched[-1])) if len(touched) else (0, -1)
-        parts = np.moveaxis(cupy.asnumpy(limbs[..., first : last + 1]), -1, 1)
-        marks = cupy.asnumpy(special).astype(np.uint8)
-        yield merged([Binned.of(first, part, marks) for part in parts])
+def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:
+    """Return the columns of a CuPy block; None if it is not one run of few columns."""
+    if x.data.ptr % VECTOR_BYTES:
+        return None
+    return _columns(x.shape, in_elements(x), tuple(axes), x.itemsize)
+
+
+@lru_cache(maxsize=1024)
+def _columns(
+    shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...], itemsize: int
+) -> Columns | None:
+    form = form_of(shape, strides, axes)
+    columns = form.kept[0].length if form.kept else 1
+    near = not form.kept or (len(form.kept) == 1 and form.kept[0].stride == 1)
+    if not near or columns > COLUMNS or len(form.summed) != 1 or form.summed[0].stride != columns:
+        return None
+    length = form.summed[0].length * columns
+    lanes = THREADS * VECTOR_BYTES // itemsize
+    blocks = max(min(COLUMN_BLOCKS, length // (lanes * ROWS)), -(-length // BLOCK_NUMBERS), 1)
+    return Columns(form, length, columns, -(-blocks // columns) * columns)

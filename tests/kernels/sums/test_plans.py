@@ -11,8 +11,10 @@ from dask_dgpu.kernels.fused.host import evaluate_host
 from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.fused.tracer import Trace
+from dask_dgpu.kernels.sums.binned import _rounding
 from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
 from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
+from dask_dgpu.kernels.sums.digits import _digits, _quick
 from dask_dgpu.kernels.sums.exact_product import _whole, _whole_and_rest
 from tests.kernels.fused.test_plan import described
 
@@ -23,6 +25,7 @@ from tests.kernels.fused.test_plan import described
         *((_two_sums, ["f8"] * arrays) for arrays in (4, 8)),
         *((_value, ["f8"] * arrays) for arrays in (2, 4)),
         *((_doubles, ["f4"]), (_singles, ["f8"]), (_upper_halves, ["u4"])),
+        *((_rounding(31, dtype), ["u1", *["i8"] * 4]) for dtype in ("float32", "float64")),
         *((_whole, [dtype] * 2) for dtype in ("f2", "f4")),
         *((_whole_and_rest, dtypes) for dtypes in (["f8", "f8"], ["f8", "f4"], ["f2", "f8"])),
     ],
@@ -31,7 +34,8 @@ from tests.kernels.fused.test_plan import described
 def test_one_kernel(function: Any, dtypes: list[str], shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     blocks = [
-        (rng.random(shape) * 2.0 ** (9 if dtype == "f2" else 31)).astype(dtype) for dtype in dtypes
+        (rng.random(shape) * 2.0 ** {"f2": 9, "u1": 3}.get(dtype, 31)).astype(dtype)
+        for dtype in dtypes
     ]
     trace = Trace()
     inputs = [trace.input(np.ones((1,) * len(shape), dtype)) for dtype in dtypes]
@@ -58,3 +62,25 @@ def test_one_read_for_sums_and_what_is_set_apart(
     assert [(out.dtype.name, len(out.shape)) for out in step.outputs] == [
         ("complex128", len(shape) - len(axes))
     ] * (1 + doubles)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axes", "kernels"),
+    [
+        ((1 << 26, 16), (1,), ["on_chip"]),
+        ((1 << 21, 512), (1,), ["on_chip"]),
+        ((512, 128), (1,), ["on_chip"]),
+        ((1 << 21, 512), (0,), ["columns", "fused"]),
+        ((1 << 10, 1 << 20), (1,), ["rows", "fused"]),
+    ],
+)
+def test_many_exact_sums_are_one_launch(
+    dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], kernels: list[str]
+) -> None:
+    block = Array(np.dtype(dtype), shape, contiguous(shape), 0)
+    plan = planned(_quick(axes, len(shape), dtype, 31), [block])
+    assert [step.entries[0].name for step in plan if isinstance(step, Launch)] == kernels
+    bits = block._replace(dtype=np.dtype(f"i{block.dtype.itemsize}"))
+    (step,) = planned(_digits(axes, len(shape), bits.dtype.name, 31, 3), [bits])
+    assert isinstance(step, Launch)

@@ -1,0 +1,169 @@
+"""Exact sums along any axes by generated kernels: sums of digits of the numbers, as integers.
+
+Usually all digits of the numbers lie in three limbs. Then they are found by adding and subtracting
+constants, as in Demmel and Nguyen, in one pass. If a number has others, another kernel finds the
+limbs in use, and a third takes digits from the bits of the numbers::
+
+    limb      low + 2      low + 1        low
+            |..........|..........|..........|
+    number       |--- 24 or 53 bits ---|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dask_dgpu.kernels.fused import called, evaluate
+from dask_dgpu.kernels.fused.tracer import Trace
+from dask_dgpu.kernels.sums.binned import (
+    BITS,
+    INFINITE,
+    LOWEST,
+    MASK,
+    NEGATIVE,
+    NOT_A_NUMBER,
+    Binned,
+    carried,
+    merged,
+    placed,
+)
+from graph_opt.model.expression import Expression
+
+Array = Any
+
+NUMBERS = 1 << 30
+"""Most numbers of a sum, so that no limb overflows."""
+
+QUICK = 3
+"""Limbs that are summed without a look at the numbers."""
+
+MOST_LIMBS = 8
+"""Most limbs of a kernel that takes digits from bits."""
+
+
+class Format(NamedTuple):
+    """How the bits of a float, as an integer, are laid out."""
+
+    digits: int  # after the point
+    lowest: int  # the power of two of the smallest number
+    infinite: int  # larger integers are NaN
+
+
+FORMATS = {"int32": Format(23, -149, 0xFF << 23), "int64": Format(52, LOWEST, 0x7FF << 52)}
+
+_quick_low = {4: 31, 8: 31}
+"""The first limb of quick sums, by bytes of a number: what the last misfit needed.
+
+At first, numbers are multiples of ``2**-82`` below ``2**13``.
+"""
+
+
+def sum_digits(block: Array, axes: Sequence[int]) -> Binned:
+    """Sum a block of float32 or float64, which is not empty, exactly along some axes."""
+    axes = tuple(axes)
+    if prod(block.shape[axis] for axis in axes) > NUMBERS:
+        longest = max(axes, key=lambda axis: block.shape[axis])
+        return merged([sum_digits(part, axes) for part in np.array_split(block, 2, longest)])
+    low = _quick_low[block.itemsize]
+    with np.errstate(all="ignore"):
+        fit, *limbs = evaluate(_quick(axes, block.ndim, block.dtype.name, low), [block])
+    special = np.zeros(fit.shape, np.uint8, like=block)
+    if not fit.all():
+        low, limbs, special = _from_bits(block.view(f"i{block.itemsize}"), axes, special)
+    found = np.stack(limbs) if limbs else np.zeros((0, *special.shape), np.int64, like=block)
+    found, special = (placed(each, special.size) for each in (found, special))
+    kind = Binned.of if isinstance(found, np.ndarray) else Binned
+    return kind(low, found, special)
+
+
+@lru_cache(maxsize=256)
+def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int) -> Expression:
+    """Return whether all numbers of a sum have their digits in ``QUICK`` limbs, and these."""
+    trace = Trace()
+    numbers = trace.input(np.ones((1,) * ndim, dtype))
+    left = numbers.astype("f8")
+    units, sums = [2.0 ** (BITS * (low + at) + LOWEST) for at in range(QUICK)], []
+    for unit in reversed(units):
+        large = 1.5 * 2.0**52 * unit
+        part = (left + large) - large
+        left = left - part
+        sums.append(trace.reduce("sum", (part * (1 / unit)).astype("i8"), axes))
+    fit = (abs(numbers) < units[-1] * 2.0 ** (BITS - 1)) & (left == 0)
+    return trace.expression([trace.reduce("all", fit, axes), *carried(sums[::-1])])
+
+
+def _from_bits(
+    bits: Array, axes: tuple[int, ...], special: Array
+) -> tuple[int, list[Array], Array]:
+    """Return the first limb, all limbs and the flags of any numbers, as integers of their bits."""
+    form = FORMATS[bits.dtype.name]
+    most, least, infinite = np.stack(called(_extremes, bits)).tolist()
+    first, last = (max(1, each >> form.digits) - 1 + form.lowest - LOWEST for each in (least, most))
+    quick = -(-(last + form.digits + 2 - BITS) // BITS) + 1 - QUICK
+    _quick_low[bits.itemsize] = min(max(2, quick), 64 - QUICK)
+    low, end, limbs = first // BITS, last // BITS + 3 if most else 0, list[Array]()
+    kind = axes, bits.ndim, bits.dtype.name
+    for start in range(low, end, MOST_LIMBS):
+        limbs += evaluate(_digits(*kind, start, min(MOST_LIMBS, end - start)), [bits])
+    if infinite:
+        (special,) = evaluate(_flags(*kind), [bits])
+    return low, [*called(_carried, *limbs)] if limbs else [], special
+
+
+def _extremes(bits: Array) -> list[Array]:
+    """Return the largest finite number, the smallest other than 0, and whether all are finite."""
+    infinite = FORMATS[bits.dtype.name].infinite
+    size = _absolute(bits)
+    least = np.where(size > 0, size, infinite)
+    most = np.where(size < infinite, size, 0)
+    return [most.max(), least.min(), np.where(size < infinite, bits & 0, bits & 0 | 1).max()]
+
+
+def _absolute(bits: Array) -> Array:
+    return bits & np.iinfo(bits.dtype).max
+
+
+def _carried(*limbs: Array) -> list[Array]:
+    return carried(limbs)
+
+
+@lru_cache(maxsize=256)
+def _digits(axes: tuple[int, ...], ndim: int, dtype: str, low: int, count: int) -> Expression:
+    """Return the sums of the digits in some limbs."""
+    trace = Trace()
+    bits = trace.input(np.ones((1,) * ndim, dtype))
+    form, size = FORMATS[dtype], _absolute(bits)
+    exponent, fraction = size >> form.digits, (size & (1 << form.digits) - 1).astype("i8")
+    mantissa = np.where(exponent > 0, fraction | 1 << form.digits, fraction)
+    mantissa = np.where(size < form.infinite, np.where(bits < 0, -mantissa, mantissa), 0)
+    place = np.maximum(exponent, 1) + (form.lowest - LOWEST - 1 - BITS * low)
+    first, by = place >> 5, (place & BITS - 1).astype("i8")
+    rest = mantissa >> (BITS - by)
+    parts = (mantissa << by) & MASK, rest & MASK, rest >> BITS
+    sums = []
+    for at in range(count):
+        digits: Any = 0
+        for further, part in enumerate(parts):
+            digits = np.where(first == at - further, part, digits)
+        sums.append(trace.reduce("sum", digits, axes))
+    return trace.expression(sums)
+
+
+@lru_cache(maxsize=256)
+def _flags(axes: tuple[int, ...], ndim: int, dtype: str) -> Expression:
+    """Return the flags of sums."""
+    trace = Trace()
+    bits = trace.input(np.ones((1,) * ndim, dtype))
+    infinite, size = FORMATS[dtype].infinite, _absolute(bits)
+    found = {INFINITE: bits == infinite, NOT_A_NUMBER: size > infinite}
+    found[NEGATIVE] = (size == infinite) & (bits < 0)
+    flags = [
+        np.where(trace.reduce("any", each, axes), np.uint8(flag), np.uint8(0))
+        for flag, each in found.items()
+    ]
+    return trace.expression([flags[0] | flags[1] | flags[2]])
