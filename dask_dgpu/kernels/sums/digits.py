@@ -39,6 +39,9 @@ Array = Any
 NUMBERS = 1 << 30
 """Most numbers of a sum, so that no limb overflows."""
 
+EXACT = 1 << 53 - BITS
+"""Most numbers of a sum whose digits in a limb are summed exactly in double precision."""
+
 QUICK = 3
 """Limbs that are summed without a look at the numbers."""
 
@@ -66,23 +69,24 @@ At first, numbers are multiples of ``2**-82`` below ``2**13``.
 def sum_digits(block: Array, axes: Sequence[int]) -> Binned:
     """Sum a block of float32 or float64, which is not empty, exactly along some axes."""
     axes = tuple(axes)
-    if prod(block.shape[axis] for axis in axes) > NUMBERS:
+    count = prod(block.shape[axis] for axis in axes)
+    if count > NUMBERS:
         longest = max(axes, key=lambda axis: block.shape[axis])
         return merged([sum_digits(part, axes) for part in np.array_split(block, 2, longest)])
     low = _quick_low[block.itemsize]
     with np.errstate(all="ignore"):
-        fit, *limbs = evaluate(_quick(axes, block.ndim, block.dtype.name, low), [block])
+        kind = axes, block.ndim, block.dtype.name
+        fit, *limbs = evaluate(_quick(*kind, low, count <= EXACT), [block])
     special = np.zeros(fit.shape, np.uint8, like=block)
     if not fit.all():
         low, limbs, special = _from_bits(block.view(f"i{block.itemsize}"), axes, special)
     found = np.stack(limbs) if limbs else np.zeros((0, *special.shape), np.int64, like=block)
     found, special = (placed(each, special.size) for each in (found, special))
-    kind = Binned.of if isinstance(found, np.ndarray) else Binned
-    return kind(low, found, special)
+    return (Binned.of if isinstance(found, np.ndarray) else Binned)(low, found, special)
 
 
 @lru_cache(maxsize=256)
-def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int) -> Expression:
+def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int, in_double: bool) -> Expression:
     """Return whether all numbers of a sum have their digits in ``QUICK`` limbs, and these."""
     trace = Trace()
     numbers = trace.input(np.ones((1,) * ndim, dtype))
@@ -92,7 +96,10 @@ def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int) -> Expression
         large = 1.5 * 2.0**52 * unit
         part = (left + large) - large
         left = left - part
-        sums.append(trace.reduce("sum", (part * (1 / unit)).astype("i8"), axes))
+        if in_double:
+            sums.append((trace.reduce("sum", part, axes) * (1 / unit)).astype("i8"))
+        else:
+            sums.append(trace.reduce("sum", (part * (1 / unit)).astype("i8"), axes))
     fit = (abs(numbers) < units[-1] * 2.0 ** (BITS - 1)) & (left == 0)
     return trace.expression([trace.reduce("all", fit, axes), *carried(sums[::-1])])
 

@@ -43,7 +43,12 @@ def same(found: Binned, wanted: Binned) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_numbers_along_any_axes(kind: str, dtype: str) -> None:
+@pytest.mark.parametrize("in_double", [True, False])
+def test_any_numbers_along_any_axes(
+    kind: str, dtype: str, in_double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_double:
+        monkeypatch.setattr(digits, "EXACT", 0)
     for shape in ((1,), (7,), (50, 3), (3, 50), (2, 30, 5)):
         x = block(kind, shape, dtype)
         for count in range(len(shape) + 1):
