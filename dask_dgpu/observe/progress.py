@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.utils import format_time
 
@@ -77,16 +77,6 @@ class _Bar(NamedTuple):
     total: int
 
 
-class _Shown(Protocol):
-    """Where bars are drawn."""
-
-    def update(self, bars: Sequence[_Bar]) -> None:
-        """Draw bars; known ones that are missing keep their place."""
-
-    def finish(self, line: str) -> None:
-        """Draw the last line."""
-
-
 def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
     from distributed import futures_of
 
@@ -103,7 +93,9 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
     return client, found
 
 
-def _follow(client: Client, waited_for: Sequence[Future[Any]], shown: _Shown) -> None:
+def _follow(
+    client: Client, waited_for: Sequence[Future[Any]], shown: _Terminal | _Notebook
+) -> None:
     """Draw until all futures have ended."""
     begin = time.perf_counter()
     keys = [future.key for future in waited_for]

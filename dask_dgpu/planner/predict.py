@@ -97,14 +97,14 @@ class Prediction(Cost):
     """
 
     peak: tuple[int, int, int]
-    tasks: int
-    dask_tasks: int
-    dask_seconds: float
-    steps: tuple[StepCost, ...]
-    at_once: bool
-    host_bytes: int
     shape: tuple[int, ...]
-    rows: int
+    tasks: int = 0
+    dask_tasks: int = 0
+    dask_seconds: float = 0.0
+    steps: tuple[StepCost, ...] = ()
+    at_once: bool = False
+    host_bytes: int = 0
+    rows: int = 1
     parts: int = 1
     terms: int = 1
     host_seconds: float = 0.0

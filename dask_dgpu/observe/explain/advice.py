@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from dask.utils import parse_bytes
 
@@ -21,43 +22,6 @@ Lacks = Mapping[str, Lack]
 Plan = Callable[[GraphOptimizer], Lacks]
 
 
-@dataclass(frozen=True)
-class Enough:
-    """Settings of memory under which all fits, as texts, ``None`` for those that stay."""
-
-    limit: str | None
-    cap: str | None
-
-    @classmethod
-    def of(cls, lacks: Iterable[Lack], settings: Settings, facts: ClusterFacts) -> Enough:
-        """Return settings under which all that is lacking may be used."""
-        found = [enough(each.peak_bytes, each.others, facts, settings) for each in lacks]
-
-        def most(each: Iterable[int | None]) -> str | None:
-            nbytes = max((nbytes for nbytes in each if nbytes is not None), default=None)
-            return None if nbytes is None else at_least(nbytes)
-
-        return cls(*map(most, zip(*found, strict=True)))
-
-    def set_in(self, optimizer: GraphOptimizer) -> GraphOptimizer:
-        """Return the optimizer with these settings."""
-        settings = optimizer.settings
-        if self.limit is not None:
-            settings = replace(settings, memory_limit=parse_bytes(self.limit))
-        if self.cap is not None:
-            settings = replace(settings, memory_cap=parse_bytes(self.cap))
-        return replace(optimizer, settings=settings)
-
-    def change(self, facts: ClusterFacts) -> str:
-        """Return what to set, or which workers have as much memory."""
-        memory = facts.device_memory
-        if self.limit is not None and memory is not None and parse_bytes(self.limit) > memory:
-            return f"use workers with at least {self.limit} for blocks"
-        names = {"dgpu.memory.limit": self.limit, "dgpu.memory.cap": self.cap}
-        known = [f"{name} to at least {text}" for name, text in names.items() if text is not None]
-        return f"set {' and '.join(known)}"
-
-
 def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks, str]:
     """Return what operations lack, and what to change so that ``plan(optimizer)`` lacks nothing.
 
@@ -65,22 +29,42 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
     """
     if not lacks:
         return lacks, ""
-    settings, facts, tried, last = optimizer.settings, optimizer.facts, optimizer, lacks
+    settings, facts, last, changes = optimizer.settings, optimizer.facts, lacks, dict[str, str]()
     for _ in range(MOST_TRIED):
-        changed = Enough.of(last.values(), settings, facts)
-        tried = changed.set_in(optimizer)
-        last = plan(tried)
+        changes = _enough(last.values(), settings, facts)
+        values: dict[str, Any] = {f"memory_{name}": parse_bytes(n) for name, n in changes.items()}
+        last = plan(replace(optimizer, settings=replace(settings, **values)))
         if not last:
             break
         lacks = {
             name: replace(each, prediction=last.get(name, each).prediction)
             for name, each in lacks.items()
         }
-    changes = [] if last else [changed.change(facts)]
-    changes.append("use smaller chunks")
+    advice = [] if last else [_setting(changes, facts)]
+    advice.append("use smaller chunks")
     if facts.workers and not all(each.streams for each in lacks.values()):
-        changes.append("use more workers")
+        advice.append("use more workers")
     most = usable(facts, settings) or 0
     if all(each.peak_bytes <= most for each in lacks.values()):
-        changes.append("free other results")
-    return lacks, " or ".join(changes)
+        advice.append("free other results")
+    return lacks, " or ".join(advice)
+
+
+def _enough(lacks: Iterable[Lack], settings: Settings, facts: ClusterFacts) -> dict[str, str]:
+    """Return the limit and the cap under which all that is lacking may be used, if they change."""
+    most: dict[str, int] = {}
+    for each in lacks:
+        found = enough(each.peak_bytes, each.others, facts, settings)
+        for name, nbytes in found._asdict().items():
+            if nbytes is not None:
+                most[name] = max(nbytes, most.get(name, 0))
+    return {name: at_least(nbytes) for name, nbytes in most.items()}
+
+
+def _setting(changes: Mapping[str, str], facts: ClusterFacts) -> str:
+    """Return what to set, or which workers have as much memory."""
+    memory, limit = facts.device_memory, changes.get("limit")
+    if limit is not None and memory is not None and parse_bytes(limit) > memory:
+        return f"use workers with at least {limit} for blocks"
+    known = [f"dgpu.memory.{name} to at least {text}" for name, text in changes.items()]
+    return f"set {' and '.join(known)}"

@@ -12,10 +12,9 @@ from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.model.layout import counted
-from graph_opt.model.piece import Region, Wanted
+from graph_opt.model.piece import Region
 
 if TYPE_CHECKING:
-    from distributed import Client
     from distributed.scheduler import Scheduler
 
     from dask_dgpu.runtime.recording import Step
@@ -23,33 +22,27 @@ if TYPE_CHECKING:
 
 def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
     """Return the steps of the last run of each region, none if there was no run lately."""
-    wanted = [region.wanted for region in regions]
-    runs: list[tuple[Step, ...]] = _client().run_on_scheduler(_recorded, wanted=wanted)
-    return tuple(runs)
+    return tuple(_ask("last", [region.wanted for region in regions]))
 
 
 def runs_of(names: Collection[str]) -> list[list[tuple[str, list[Step]]]]:
     """Return the last runs that made arrays with these names: users' words, each with its steps."""
-    found: list[Any] = _client().run_on_scheduler(_made, names=sorted(names))
+    found: list[Any] = _ask("made", [sorted(names)])[0]
     return found
 
 
-def _client() -> Client:
+def _ask(method: str, arguments: list[Any]) -> list[Any]:
+    """Return what the records of the scheduler have for each argument."""
     client = current_client()
     if client is None:
         raise ValueError("expected measured to be False without a client, got True")
-    return client
-
-
-def _recorded(wanted: list[Wanted], dask_scheduler: Scheduler) -> list[tuple[Step, ...]]:
-    plugin: Any = dask_scheduler.plugins[PLUGIN]
-    return [plugin.records.last(each) for each in wanted]
-
-
-def _made(names: Collection[str], dask_scheduler: Scheduler) -> list[Any]:
-    plugin: Any = dask_scheduler.plugins[PLUGIN]
-    found: list[Any] = plugin.records.made(names)
+    found: list[Any] = client.run_on_scheduler(_records, method=method, arguments=arguments)
     return found
+
+
+def _records(method: str, arguments: list[Any], dask_scheduler: Scheduler) -> list[Any]:
+    plugin: Any = dask_scheduler.plugins[PLUGIN]
+    return [*map(getattr(plugin.records, method), arguments)]
 
 
 def sent_of(step: Step) -> Sent | None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from dask_dgpu.environment.facts import ClusterFacts, usable
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.planner.decisions import Rewriting, made_by
@@ -57,21 +54,12 @@ def _is_in_room(node: ArrayNode | None, facts: ClusterFacts) -> bool:
 def _prediction(step: Step, at_once: int, need: Need) -> Prediction:
     """Return a prediction of the memory alone."""
     read, made = at_once * need.read, at_once * need.made
-    shape: tuple[int, ...] = () if step.node is None else step.node.shape
-    nothing: Mapping[str, Any] = {
-        "text": "",
-        "details": (),
-        "moved_bytes": 0,
-        "seconds": 0.0,
-        "tasks": 0,
-        "dask_tasks": 0,
-        "dask_seconds": 0.0,
-        "steps": (),
-        "at_once": False,
-        "host_bytes": 0,
-    }
+    shape = () if step.node is None else step.node.shape
     return Prediction(
-        **nothing,
+        text="",
+        details=(),
+        seconds=0.0,
+        moved_bytes=0,
         peak_bytes=read + made,
         peak=(read, made, 0),
         shape=shape,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from dask_dgpu.cost.table import BLUE, GREEN, ORANGE, Cell, Rows, quantity
-from dask_dgpu.observe.explain.folding import folded
 from dask_dgpu.observe.explain.operations import GANG, Operation
 from dask_dgpu.planner.predict import Prediction
 
@@ -27,6 +27,19 @@ MEASURED = {
 """The columns, with the tips of those that are numbers."""
 
 WIDTH = 98
+
+
+MOST_ALIKE = 2
+"""Most iterations of a loop to show one by one."""
+
+LONGEST_BODY = 8
+"""Most operations in the body of a loop that is recognised."""
+
+SUMS = (
+    *("times", "tasks", "moved_bytes", "seconds"),
+    *("measured", "hidden", "exposed", "sent_bytes"),
+)
+"""The fields of operations that add up in a loop."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,7 @@ def table_of(
     """
     lines = [*_lines(operations, gangs)]
     if totals is not None:
-        lines.append(("", _total(totals, gangs, _measured(operations))))
+        lines.append(("", _total(totals, gangs, _sum(operations, "measured"))))
     longest = max((s for _, each in lines for s in (each.seconds, each.measured) if s), default=1.0)
     headings = [*TEXTS, *(PREDICTED if _is_predicted(totals) else ())]
     headings += MEASURED if measured else ()
@@ -72,7 +85,7 @@ def _lines(
 ) -> Iterator[tuple[str, Operation]]:
     """Yield the rows with their indents; those of several operations follow one of their gang."""
     members, before = Counter(each.gang for each in operations), None
-    for each in folded(operations):
+    for each in _folded(operations):
         number = each.gang
         if number is None or number >= len(gangs):  # one that is only known by its last run
             yield "", each
@@ -82,11 +95,46 @@ def _lines(
             if number != before:
                 why = f"one program; {_plain(gangs[number])}"
                 word = f"gang of {members[number]} operations"
-                measured = _measured(one for one in operations if one.gang == number)
+                measured = _sum((x for x in operations if x.gang == number), "measured")
                 costs = _costs(gangs[number])
                 yield "", Operation("", word, GANG, why, measured=measured, **costs)
             yield "  ", each
         before = number
+
+
+def _folded(operations: Sequence[Operation]) -> Iterator[Operation]:
+    """Yield operations; those of a loop of more than ``MOST_ALIKE`` iterations become one body."""
+    keys = [(each.operation, each.by, each.why, each.gang) for each in operations]
+    at = 0
+    while at < len(keys):
+        length, times = _loop(keys, at)
+        for place in range(at, at + length):
+            yield reduce(_joined, operations[place : at + times * length : length])
+        at += times * length
+
+
+def _loop(keys: Sequence[object], at: int) -> tuple[int, int]:
+    """Return the length of a loop's body that begins here, and the number of its iterations."""
+    for length in range(1, LONGEST_BODY + 1):
+        body, times = keys[at : at + length], 1
+        while body == keys[at + times * length : at + (times + 1) * length]:
+            times += 1
+        if times > MOST_ALIKE:
+            return length, times
+    return 1, 1
+
+
+def _joined(one: Operation, other: Operation) -> Operation:
+    """Return both as one: sums, and the larger memory."""
+    memory = [each.peak_bytes for each in (one, other) if each.peak_bytes is not None]
+    sums: dict[str, Any] = {name: _sum((one, other), name) for name in SUMS}
+    return replace(one, peak_bytes=max(memory, default=None), **sums)
+
+
+def _sum(operations: Iterable[Operation], name: str) -> Any:
+    """Return the sum of a field where it is known, ``None`` if it is nowhere."""
+    found = [x for each in operations if (x := getattr(each, name)) is not None]
+    return sum(found) if found else None
 
 
 def _total(totals: Totals, gangs: Sequence[Prediction], measured: float | None) -> Operation:
@@ -108,11 +156,6 @@ def _total(totals: Totals, gangs: Sequence[Prediction], measured: float | None) 
 def _costs(gang: Prediction) -> dict[str, Any]:
     names = "tasks", "moved_bytes", "peak_bytes", "seconds"
     return {name: getattr(gang, name) for name in names}
-
-
-def _measured(operations: Iterable[Operation]) -> float | None:
-    found = [each.measured for each in operations if each.measured is not None]
-    return sum(found) if found else None
 
 
 def _cells(

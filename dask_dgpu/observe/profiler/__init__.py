@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from dask_dgpu.arguments import check_client
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.observe.profiler.sources import ClusterSource, LocalSource, Source
+from dask_dgpu.observe.profiler.sources import ClusterSource, LocalSource
 from dask_dgpu.observe.profiler.table import ProfileTable, plain
 from dask_dgpu.observe.profiler.timeline import Timeline, write_trace
 from dask_dgpu.runtime.recording import Found
@@ -71,7 +71,7 @@ class Profiler:
         if client is not None:
             check_client("client", client)
         self._client = client
-        self._source: Source | None = None
+        self._source: ClusterSource | LocalSource | None = None
         self._found: Found | None = None
 
     def __enter__(self) -> Self:
@@ -81,6 +81,7 @@ class Profiler:
         client = current_client() if self._client is None else self._client
         if client is not None:
             check_client("client", client)
+        source: ClusterSource | LocalSource
         source = LocalSource() if client is None else ClusterSource(client)
         source.start()
         self._source, self._found = source, None

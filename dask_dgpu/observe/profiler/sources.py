@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dask.callbacks import Callback
@@ -21,16 +21,6 @@ Key = Any
 
 HERE = "this process"
 """The lane of tasks without a cluster."""
-
-
-class Source(Protocol):
-    """A record in progress."""
-
-    def start(self) -> None:
-        """Begin to record."""
-
-    def found(self, end: bool) -> Found:
-        """Return what was recorded so far; ``end`` ends the record."""
 
 
 class ClusterSource:
