@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_dgpu.comm.bootstrap import TRANSPORTS, Transport
 from dask_dgpu.environment.settings import Settings
@@ -91,14 +91,20 @@ def installed_transports() -> set[Transport]:
     found: set[Transport] = {"dask"}
     if find_spec("ucxx") is not None:
         found.add("ucx")
-    torch = find_spec("torch")
-    if torch is not None and torch.origin is not None:
+    torch = torch_versions()
+    if torch is not None:
         found.add("gloo")
-        # importing torch takes seconds; this file has only its versions
-        version = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
-        if version["cuda"] is not None:
+        if torch["cuda"] is not None:
             found.add("nccl")
     return found
+
+
+def torch_versions() -> dict[str, Any] | None:
+    """Return the versions in torch's own file, ``None`` without torch: importing takes seconds."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None
+    return runpy.run_path(str(Path(torch.origin).with_name("version.py")))
 
 
 def missing_transports() -> dict[Transport, str]:

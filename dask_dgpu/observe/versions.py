@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import runpy
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import version
 from typing import TextIO
 
 import dask
@@ -19,24 +16,14 @@ from dask_dgpu.arguments import shown
 from dask_dgpu.comm.bootstrap import TRANSPORTS
 from dask_dgpu.environment.gpus import read_driver, read_memory, read_models, visible_gpus
 from dask_dgpu.environment.settings import effective, read
-from dask_dgpu.environment.transports import missing_transports
+from dask_dgpu.environment.transports import missing_transports, torch_versions
 from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.runtime.installed import installed
 
-PACKAGES = {
-    "dask-dgpu": ("dask-dgpu",),
-    "dask": ("dask",),
-    "distributed": ("distributed",),
-    "dask-cuda": ("dask-cuda",),
-    "numpy": ("numpy",),
-    "scipy": ("scipy",),
-    "numba": ("numba",),
-    "torch": ("torch",),
-    "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
-    "rmm": ("rmm", "rmm-cu12", "rmm-cu13"),
-    "ucxx": ("ucxx", "ucxx-cu12", "ucxx-cu13"),
-    "nvidia-ml-py": ("nvidia-ml-py",),
-}
-"""The distributions of each package: pip and conda call some of them differently."""
+PACKAGES = (
+    *("dask-dgpu", "dask", "distributed", "dask-cuda", "numpy", "scipy", "numba"),
+    *("torch", "cupy", "rmm", "ucxx", "nvidia-ml-py"),
+)
 
 
 def show_versions(file: TextIO | None = None) -> None:
@@ -83,22 +70,13 @@ def show_versions(file: TextIO | None = None) -> None:
 def packages() -> dict[str, str]:
     """Return the version of each package, without importing it."""
     found = {"python": platform.python_version()}
-    for name, distributions in PACKAGES.items():
-        versions = {each: _version(each) for each in distributions}
+    for name in PACKAGES:
         present = [
-            f"{number} ({each})" if each != name else number
-            for each, number in versions.items()
-            if number is not None
+            number if each == name else f"{number} ({each})"
+            for each, number in installed(name).items()
         ]
         found[name] = " and ".join(present) or "not installed"
     return found
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def devices() -> dict[str, str]:
@@ -135,19 +113,10 @@ def transports() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in TRANSPORTS:
         found[name] = f"needs {missing[name]}" if name in missing else "available"
-    cuda = _torch_cuda()
-    if "nccl" not in missing and cuda is not None:
-        found["nccl"] += f", torch with CUDA {cuda}"
+    torch = torch_versions()
+    if "nccl" not in missing and torch is not None:
+        found["nccl"] += f", torch with CUDA {torch['cuda']}"
     return found
-
-
-def _torch_cuda() -> str | None:
-    """Return the version of CUDA that torch has, without importing torch."""
-    torch = find_spec("torch")
-    if torch is None or torch.origin is None:
-        return None
-    found = runpy.run_path(str(Path(torch.origin).with_name("version.py")))["cuda"]
-    return None if found is None else str(found)
 
 
 def settings() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,15 @@ OWN = "dask_dgpu"
 MOST_SHOWN = 3
 """Number of processes that an error names."""
 
-DISTRIBUTIONS = {
-    "dask": ("dask",),
-    "numpy": ("numpy",),
+VARIANTS = {
     "cupy": ("cupy", "cupy-cuda12x", "cupy-cuda13x"),
-    "torch": ("torch",),
+    "rmm": ("rmm", "rmm-cu12", "rmm-cu13"),
+    "ucxx": ("ucxx", "ucxx-cu12", "ucxx-cu13"),
 }
+"""The distributions of packages that pip and conda call differently."""
+
+COMPARED = ("dask", "numpy", "cupy", "torch")
+"""Packages whose versions on workers are compared."""
 
 ON_WORKERS = ("cupy", "torch")
 """Packages that a client may lack."""
@@ -70,7 +74,16 @@ def _check(answers: Mapping[str, Any]) -> None:
 
 def installed_here() -> dict[str, str | None]:
     """Return the version of each package in this process, without importing it."""
-    return {name: _installed(distributions) for name, distributions in DISTRIBUTIONS.items()}
+    return {name: next(iter(installed(name).values()), None) for name in COMPARED}
+
+
+def installed(package: str) -> dict[str, str]:
+    """Return the version of each installed distribution of a package, without importing it."""
+    found = {}
+    for each in VARIANTS.get(package, (package,)):
+        with suppress(PackageNotFoundError):
+            found[each] = version(each)
+    return found
 
 
 def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
@@ -91,12 +104,3 @@ def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
         if wrong:
             found[worker] = f"has {' and '.join(wrong)}"
     return found
-
-
-def _installed(distributions: tuple[str, ...]) -> str | None:
-    for each in distributions:
-        try:
-            return version(each)
-        except PackageNotFoundError:
-            continue
-    return None

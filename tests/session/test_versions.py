@@ -19,6 +19,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment import gpus, transports
 from dask_dgpu.environment.settings import defaults
 from dask_dgpu.observe import versions
+from dask_dgpu.runtime import installed
 
 SECTIONS = ("packages", "devices", "transports", "settings")
 
@@ -99,12 +100,18 @@ def test_packages() -> None:
     found = versions.packages()
     assert found["dask"] == version("dask")
     assert found["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert found.keys() - {"python"} == versions.PACKAGES.keys()
+    assert found.keys() - {"python"} == {*versions.PACKAGES}
 
 
 def test_missing_and_renamed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     present = {"cupy-cuda12x": "14.2.0", "cupy-cuda13x": "14.1.0", "rmm": "26.10.0"}
-    monkeypatch.setattr(versions, "_version", present.get)
+
+    def version(name: str) -> str:
+        if name not in present:
+            raise installed.PackageNotFoundError
+        return present[name]
+
+    monkeypatch.setattr(installed, "version", version)
     found = versions.packages()
     assert found["cupy"] == "14.2.0 (cupy-cuda12x) and 14.1.0 (cupy-cuda13x)"
     assert found["rmm"] == "26.10.0"
@@ -141,7 +148,7 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("available", [{"dask", "gloo"}, {"dask", "gloo", "nccl", "ucx"}])
 def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "installed_transports", lambda: available)
-    monkeypatch.setattr(versions, "_torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(versions, "torch_versions", lambda: {"cuda": "13.0"})
     found = versions.transports()
     assert found["dask"] == found["gloo"] == "available"
     if "nccl" in available:
@@ -153,7 +160,7 @@ def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "find_spec", lambda name: None)
+    monkeypatch.setattr(versions, "torch_versions", lambda: None)
     assert versions.transports()["gloo"] == "available"
 
 
