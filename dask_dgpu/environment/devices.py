@@ -65,17 +65,17 @@ class Device:
     peers: tuple[str, ...] = ()
 
 
-def read_devices(dask_worker: Worker | None = None) -> list[Device]:
+def read_device(dask_worker: Worker | None = None) -> Device:
     """Return the device of this process: its first GPU, or else the host's memory.
 
     ``dask_worker`` is the worker of this process, which may have a limit of memory.
     """
     gpus = visible_gpus()
     try:
-        return [read_gpu(gpus[0]) if gpus else read_host(dask_worker)]
+        return read_gpu(gpus[0]) if gpus else read_host(dask_worker)
     except Exception:  # NVML's: it does not know the memory of a GPU that shares the host's
         logger.debug("NVML cannot read GPU %s", gpus[0], exc_info=True)
-        return [read_host(dask_worker)]
+        return read_host(dask_worker)
 
 
 def read_gpu(gpu: str) -> Device:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dask
 
 from dask_dgpu.arguments import check_client, check_flag, positive
 from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
-from dask_dgpu.environment.devices import CUDA, Device, read_devices
-from dask_dgpu.environment.facts import current_client
+from dask_dgpu.environment.devices import CUDA, Device, read_device
+from dask_dgpu.environment.facts import ALONE, current_client, usable
 from dask_dgpu.environment.settings import read
 from dask_dgpu.optimizer import GraphOptimizer
 
@@ -142,12 +142,13 @@ def gpu_status(
 def _status(client: Client | None) -> GpuStatus:
     optimizer = dask.config.get("array_optimize", None)
     settings = optimizer.settings if isinstance(optimizer, GraphOptimizer) else read()
-    found = {HERE: read_devices()} if client is None else client.run(read_devices)
-    devices = {worker: each[0] for worker, each in sorted(found.items())}
-    safe = {}
-    for worker, device in devices.items():
-        limit = device.blocks if settings.memory_limit is None else settings.memory_limit
-        safe[worker] = None if limit is None else int(limit * (1 - settings.safety_margin))
+    found = {HERE: read_device()} if client is None else client.run(read_device)
+    devices = dict(sorted(found.items()))
+    most = {
+        worker: usable(replace(ALONE, device_memory=device.blocks), settings)
+        for worker, device in devices.items()
+    }
+    safe = {worker: None if nbytes is None else int(nbytes) for worker, nbytes in most.items()}
     return GpuStatus(devices, safe)
 
 

@@ -82,6 +82,8 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["total"], found["free"]) == (80 * GIB, 64 * GIB)
     assert (found["used"], found["others"]) == (10 * GIB, 6 * GIB)
     assert found["safe"] == 37 * GIB
+    with dgpu.enable(memory_safety_margin=0.5, memory_cap="30 GiB"):
+        assert [*dgpu.gpu_status().safe.values()] == [30 * GIB]
     assert (found["utilisation"], found["temperature"], found["peers"]) == (42, None, ("2",))
     assert "Fake H100" in str(status)
     assert "42 %" in str(status)
