@@ -15,6 +15,7 @@ from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
+from dask_dgpu.observe.explain.memory import memory_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
@@ -119,6 +120,8 @@ def _explained(
     if measured and not operations:
         operations = _made(names)
     read = [key for region, _ in rewriting.regions for key in blocks_of(region)]
+    room, passes = optimizer.room(present.others(read)), rewriting.reader.in_passes_of(graph)
+    given = rewriting.declined, lacks, advice, room, ours.seconds
     return Explanation(
         True,
         rewritten,
@@ -131,11 +134,9 @@ def _explained(
         plain.seconds,
         tuple(operations),
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
-        optimizer.room(present.others(read)),
+        room,
         bool(measured),
-        lacks,
-        advice,
-        rewriting.reader.in_passes_of(graph),
+        memory_of(rewriting.regions, operations, passes, *given),
     )
 
 

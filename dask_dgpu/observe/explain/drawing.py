@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.cost.table import BLUE, GREEN, GREY, quantity
@@ -36,23 +37,7 @@ class Drawing:
 
     @classmethod
     def of(cls, operations: Sequence[Operation]) -> Drawing:
-        """Draw operations.
-
-        Parameters
-        ----------
-        operations : sequence of Operation
-            Those of an explanation.
-
-        Returns
-        -------
-        Drawing
-            A box for each operation, and a frame around those of a gang.
-
-        Raises
-        ------
-        DgpuError
-            If Graphviz is not installed.
-        """
+        """Draw a box for each operation, and a frame around those of a gang, with Graphviz."""
         program = shutil.which("dot")
         if program is None:
             raise DgpuError(
@@ -60,15 +45,9 @@ class Drawing:
                 "install your system's package graphviz"
             )
         source = "\n".join(_lines(operations))
-        done = subprocess.run(
-            [program, "-Tsvg"],
-            input=source,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=True,
-        )
-        return cls(source, done.stdout[done.stdout.index("<svg") :])
+        form: Any = {"capture_output": True, "text": True, "timeout": LIMIT, "check": True}
+        svg = subprocess.run([program, "-Tsvg"], input=source, **form).stdout
+        return cls(source, svg[svg.index("<svg") :])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the drawing to a file.

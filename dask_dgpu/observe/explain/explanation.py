@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from html import escape
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.cost.table import Rows, Shown
 from dask_dgpu.observe.explain.drawing import Drawing, svg_path
-from dask_dgpu.observe.explain.gangs import gangs_of, left_of, named
 from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Totals, table_of
-from dask_dgpu.planner.predict import Lack, Prediction
+from dask_dgpu.planner.predict import Prediction
 from graph_opt.model.cost import FIGURES
 from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
 
 DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
+
+NO_GANGS = Memory((), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,12 +61,8 @@ class Explanation(Shown):
         The bytes of a rank that a gang may use, ``None`` for no limit.
     timed : bool
         Whether measured seconds were requested.
-    lacks : mapping of str to Lack
-        What operations lack that are left to Dask because they do not fit.
-    advice : str
-        What to change in that case.
-    passes : mapping of str to str
-        The layers of operations that go in passes, and these operations.
+    memory : Memory
+        The memory that each gang needs on a rank, what makes it up, and what it transfers.
 
     Notes
     -----
@@ -87,9 +83,7 @@ class Explanation(Shown):
     totals: Totals | None = None
     room: float | None = None
     timed: bool = False
-    lacks: Mapping[str, Lack] = field(default_factory=dict)
-    advice: str = ""
-    passes: Mapping[str, str] = field(default_factory=dict)
+    memory: Memory = NO_GANGS
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -137,23 +131,6 @@ class Explanation(Shown):
             "dask_seconds": self.dask_seconds,
             "room": self.room,
         }
-
-    @property
-    def memory(self) -> Memory:
-        """The memory that each gang needs on a rank, what makes it up, and what it transfers."""
-        declined = [
-            f"{named(self.operations, each.name)} is left to Dask: {each.reason}"
-            for each in self.declined
-            if each.name not in self.lacks
-        ]
-        return Memory(
-            tuple(gangs_of(self.regions, self.operations, self.passes)),
-            min((lack.room for lack in self.lacks.values()), default=self.room),
-            tuple(declined),
-            tuple(left_of(self.operations, self.lacks)),
-            self.advice,
-            self.seconds,
-        )
 
     def to_json(self) -> str:
         """Return :meth:`to_dict` as JSON.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dask.utils import format_bytes
 
 from dask_dgpu.cost.table import Rows, Shown, at_least, quantity
-from dask_dgpu.planner.predict import Prediction
+from dask_dgpu.observe.explain.operations import Operation
+from dask_dgpu.planner.predict import Lack, Prediction
+from graph_opt.model.layout import Declined
+from graph_opt.model.names import label
+from graph_opt.model.piece import Region
 
 HEADINGS = ("gang", "parts", "inputs", "steps", "workspace", "peak", "received")
 HOST = "host"
@@ -212,3 +217,52 @@ def _left_row(gang: GangMemory) -> Sequence[str]:
 def _peak(gang: GangMemory) -> Sequence[str]:
     parts = gang.input_bytes, gang.step_bytes, gang.workspace_bytes
     return [format_bytes(nbytes) for nbytes in (*parts, gang.peak_bytes)]
+
+
+def memory_of(
+    regions: Sequence[tuple[Region, Prediction]],
+    operations: Sequence[Operation],
+    passes: Mapping[str, str],
+    declined: Iterable[Declined],
+    lacks: Mapping[str, Lack],
+    advice: str,
+    room: float | None,
+    seconds: float,
+) -> Memory:
+    """Return the memory of gangs and of operations that lack some, in the user's words.
+
+    ``passes`` has the layers of operations that go in passes, and these operations.
+    """
+    words = {each.name: each.operation for each in operations}
+
+    def word(name: str) -> str:
+        return words.get(name, label(name))
+
+    reasons = {each.name: each.reason for each in declined if each.name not in lacks}
+    left = (GangMemory.of(word(name), lack.prediction) for name, lack in lacks.items())
+    return Memory(
+        tuple(_gangs(regions, operations, passes)),
+        min((lack.room for lack in lacks.values()), default=room),
+        tuple(f"{word(name)} is left to Dask: {why}" for name, why in reasons.items()),
+        tuple(replace(each, seconds=None) for each in left),
+        advice,
+        seconds,
+    )
+
+
+def _gangs(
+    regions: Sequence[tuple[Region, Prediction]],
+    operations: Sequence[Operation],
+    passes: Mapping[str, str],
+) -> Iterator[GangMemory]:
+    owners = []
+    for region, _ in regions:
+        of = {passes.get(piece.output.name) for piece in region.pieces}
+        owners.append(of.pop() if len(of) == 1 else None)
+    total, number = Counter(owners), Counter[str | None]()
+    for at, ((_, prediction), owner) in enumerate(zip(regions, owners, strict=True)):
+        counts = Counter(each.operation for each in operations if each.gang == at)
+        names = [f"{n} x {name}" if n > 1 else name for name, n in counts.items()]
+        number[owner] += 1
+        place = (1, 1) if owner is None else (number[owner], total[owner])
+        yield GangMemory.of(", ".join(names), prediction, *place)
