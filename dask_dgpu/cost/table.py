@@ -65,7 +65,8 @@ class Cell:
             )
         return (
             f"<td>{escape(self.text)}<span class='dgpu-bar'{tip} style='display:flex;height:5px;"
-            f"min-width:5em;background:{GREY}44;margin-top:2px'>{parts}</span></td>"
+            f"min-width:{5 if self.text else 15}em;background:{GREY}44;margin-top:2px'>{parts}"
+            "</span></td>"
         )
 
     def _ends(self) -> list[float]:

@@ -163,10 +163,11 @@ def _cells(
 ) -> dict[str, str | Cell]:
     """Return the cells of a row by their columns, with bars for seconds and memory."""
     times = f"{each.times} x " if each.times > 1 else ""
-    share = {GREEN: each.peak_bytes / room} if each.peak_bytes is not None and room else {}
 
-    def seconds(value: float | None, colour: str, tip: str) -> Cell:
-        return Cell(_quantity(value, "s"), {} if value is None else {colour: value / longest}, tip)
+    def drawn(value: float | None, unit: str, colour: str, most: float, tip: str) -> Cell:
+        if value is None or not most:
+            return Cell(_quantity(value, unit))
+        return Cell(_quantity(value, unit), {colour: value / most}, tip)
 
     return {
         "operation": Cell(indent + times + each.operation, tip=each.summary),
@@ -174,11 +175,11 @@ def _cells(
         "why": each.why,
         "tasks": "" if each.tasks is None else str(each.tasks),
         "moved": _quantity(each.moved_bytes, "B"),
-        "memory": Cell(
-            _quantity(each.peak_bytes, "B"), share, f"of {_quantity(room, 'B')} free for a gang"
+        "memory": drawn(
+            each.peak_bytes, "B", GREEN, room or 0, f"of {_quantity(room, 'B')} free for a gang"
         ),
-        "predicted": seconds(each.seconds, BLUE, "predicted"),
-        "measured": seconds(each.measured, ORANGE, "measured"),
+        "predicted": drawn(each.seconds, "s", BLUE, longest, "predicted"),
+        "measured": drawn(each.measured, "s", ORANGE, longest, "measured"),
         "exposed": _quantity(each.exposed, "s"),
         "sent": _quantity(each.sent_bytes, "B"),
     }
