@@ -121,7 +121,6 @@ def _explained(
         operations = _made(names)
     read = [key for region, _ in rewriting.regions for key in blocks_of(region)]
     room, passes = optimizer.room(present.others(read)), rewriting.reader.in_passes_of(graph)
-    given = rewriting.declined, lacks, advice, room, ours.seconds
     return Explanation(
         True,
         rewritten,
@@ -136,7 +135,7 @@ def _explained(
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
         room,
         bool(measured),
-        memory_of(rewriting.regions, operations, passes, *given),
+        memory_of(rewriting, operations, passes, lacks, advice, room, ours.seconds),
     )
 
 

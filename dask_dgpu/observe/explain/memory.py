@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,8 +11,8 @@ from dask.utils import format_bytes
 
 from dask_dgpu.cost.table import Rows, Shown, at_least, quantity
 from dask_dgpu.observe.explain.operations import Operation
+from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.predict import Lack, Prediction
-from graph_opt.model.layout import Declined
 from graph_opt.model.names import label
 from graph_opt.model.piece import Region
 
@@ -220,10 +220,9 @@ def _peak(gang: GangMemory) -> Sequence[str]:
 
 
 def memory_of(
-    regions: Sequence[tuple[Region, Prediction]],
+    rewriting: Rewriting[Any],
     operations: Sequence[Operation],
     passes: Mapping[str, str],
-    declined: Iterable[Declined],
     lacks: Mapping[str, Lack],
     advice: str,
     room: float | None,
@@ -238,10 +237,10 @@ def memory_of(
     def word(name: str) -> str:
         return words.get(name, label(name))
 
-    reasons = {each.name: each.reason for each in declined if each.name not in lacks}
+    reasons = {each.name: each.reason for each in rewriting.declined if each.name not in lacks}
     left = (GangMemory.of(word(name), lack.prediction) for name, lack in lacks.items())
     return Memory(
-        tuple(_gangs(regions, operations, passes)),
+        tuple(_gangs(rewriting.regions, operations, passes)),
         min((lack.room for lack in lacks.values()), default=room),
         tuple(f"{word(name)} is left to Dask: {why}" for name, why in reasons.items()),
         tuple(replace(each, seconds=None) for each in left),
