@@ -4,7 +4,6 @@ All other modules read the table :data:`OPERATIONS`.
 """
 
 from dask_dgpu.operations import contract, conv2d, fft, matmul, overlap, rechunk, stencil
-from dask_dgpu.operations import sum as sum_
 from dask_dgpu.operations.operation import Cost, Operation
 
 OPERATIONS: dict[str, Operation] = {
@@ -15,7 +14,6 @@ OPERATIONS: dict[str, Operation] = {
     "overlap": overlap.OVERLAP,
     "stencil": stencil.STENCIL,
     "jacobi": stencil.JACOBI,
-    "sum": sum_.SUM,
     "conv2d": conv2d.CONV2D,
 }
 

@@ -172,7 +172,8 @@ class Node:
     An ``operation`` is one of :data:`dask_dgpu.operations.OPERATIONS`, with ``task`` as its other
     parameters; its plan places the blocks of the ``value``. Without one, functions of Dask's own
     compute each block from whole blocks of others: its ``needs``. With ``once`` each block is
-    computed on one rank only. Tasks of equal nodes are ``spelled`` alike: 0.0 is not -0.0.
+    computed on one rank only. One that ``merges`` adds parts of sums, in any grouping. Tasks of
+    equal nodes are ``spelled`` alike: 0.0 is not -0.0.
     """
 
     operation: str | None
@@ -181,6 +182,7 @@ class Node:
     task: Any = None
     needs: tuple[tuple[Need, ...], ...] = ()
     once: bool = False
+    merges: bool = False
     spelled: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -418,4 +418,5 @@ def _nodes(member: Member, numbers: Mapping[str, int]) -> Iterator[tuple[str, No
             tuple((at[name], need) for name, need in blocks) for blocks in work.needs.values()
         )
         value, reads = value_of(work.output, work.computed), tuple(map(numbers.__getitem__, names))
-        yield work.output.name, Node(None, reads, value, needs=needs, once=work.once)
+        flags = {"once": work.once, "merges": work.merges}
+        yield work.output.name, Node(None, reads, value, needs=needs, **flags)

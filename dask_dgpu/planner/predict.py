@@ -225,11 +225,11 @@ def predict(
     costs = costs_of(program, planned)
     seconds_of = block_seconds(region, reader, machine)
     steps, received = [], {}
-    for number in program.numbered:
+    for number, node in program.numbered.items():
         shipped = shipped_to(planned.shipments(number), program.values, ranks)
         cost, name, seconds = costs.get(number), names[number], shipping_seconds(shipped, machine)
         if cost is None:
-            received[name] = max(shipped)
+            received[name] = _parts_received(program, node, ranks) if node.merges else max(shipped)
             seconds += planned.makings[number].most_blocks * seconds_of[name]
             steps.append(StepCost(label(name), seconds, shipped))
             continue
@@ -274,6 +274,13 @@ def predict(
         shape=shape,
         rows=max(shape[:1], default=1),
     )
+
+
+def _parts_received(program: Program, node: Node, workers: int) -> int:
+    """Predict the bytes that a worker receives in plain Dask, which merges no parts before."""
+    values = [program.values[number] for number in node.reads]
+    nbytes = sum(values[at].nbytes(index) for blocks in node.needs for at, index in blocks)
+    return nbytes * (workers - 1) // (workers * max(1, min(workers, len(node.needs))))
 
 
 def begins_at_once(region: Region, places: Places) -> bool:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 from time import time
 from typing import Any
 
@@ -20,7 +20,9 @@ from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
+from dask_dgpu.kernels.sums.partial import added
 from dask_dgpu.operations.operation import Blocks, Facts, Given, conforming, container_of, unboxed
+from dask_dgpu.runtime.placement import MOST_PARTS
 from dask_dgpu.runtime.prepared import (
     Declared,
     Functions,
@@ -117,6 +119,9 @@ class Observer:
 
 IGNORE = Observer()
 
+MERGED = ()
+"""Stands for a part of a sum that is in another one."""
+
 
 def execute(
     todo: Prepared,
@@ -208,7 +213,7 @@ class Rank:
             if step.moves:
                 self._bring(step.moves)
             if isinstance(step.work, Functions):
-                made = self._call_functions(name, step.work)
+                made = self._call_functions(step.number, step.work)
             else:
                 made = self._run_collective(step.number, step.work)
             span.nbytes = sum([getattr(block, "nbytes", 0) for block in made.values()])
@@ -360,23 +365,26 @@ class Rank:
             del originals
         return blocks
 
-    def _call_functions(self, name: str, work: Functions) -> Blocks:
+    def _call_functions(self, number: int, work: Functions) -> Blocks:
         """Run the block functions of a step for the blocks of this rank."""
+        name = self.names[number]
         observer, values, on_host = self.observer, self.values, work.on_host
         observer.progress(name, 0, work.needs)
         received: dict[Block, Array] = {}
         if work.shipping:
             received = ship(work.shipping, self.comm, self.device, values, self.names)
-        calls, together, count = [*work.calls.items()], work.together, len(work.calls)
+        together, count = work.together, len(work.calls)
         most = 1 if together is None else self.device.batch
-        batches = [calls[at : at + most] for at in range(0, count, most)]
         done: set[Index] = set()
 
+        def block(read: Block) -> Array:
+            number, index = read
+            if read in received:
+                return received[read]
+            return values[number].get(index, MERGED) if work.merges else values[number][index]
+
         def read(call: Call) -> list[Array]:
-            given = [
-                received[number, index] if (number, index) in received else values[number][index]
-                for number, index in call.reads
-            ]
+            given = [*map(block, call.reads)]
             for recorded in self.recorded if work.once else ():  # users may keep blocks
                 given = [recorded.outside(block) for block in given]
             return [self._outside(block, on_host) for block in given] if on_host else given
@@ -396,9 +404,28 @@ class Rank:
             observer.progress(name, len(done), count)
             return made
 
-        lists = self.device.each(make, batches)
+        def computed(some: Sequence[Index]) -> list[Array]:
+            calls = [(index, work.calls[index]) for index in some]
+            batches = [calls[at : at + most] for at in range(0, len(calls), most)]
+            return [*chain.from_iterable(self.device.each(make, batches))]
+
+        found: Blocks = {}
+        into = {index: group[0] for group in work.groups for index in group}
+        into |= {index: index for index in work.calls if index not in into}
+        order, step = [*into], MOST_PARTS if work.groups else max(1, count)
+        for some in (order[at : at + step] for at in range(0, count, step)):
+            pairs = zip(some, computed(some), strict=True)
+            for first, group in groupby(pairs, key=lambda pair: into[pair[0]]):
+                blocks = [each for _, each in group]
+                merges = len(blocks) > 1 or first in found
+                found[first] = added([found.get(first, MERGED), blocks]) if merges else blocks[0]
+        if work.gathering:
+            here = {**values, number: found}
+            parts = ship(work.gathering, self.comm, self.device, here, self.names)
+            for first, *others in work.gathered:
+                found[first] = added([found[first], *(parts[number, each] for each in others)])
         self.device.join()  # before received blocks are freed
-        return dict(zip(work.calls, chain.from_iterable(lists), strict=True))
+        return found
 
     def _on_device(self, block: Array) -> bool:
         return self.on_cuda and type(block).__module__.startswith("cupy")

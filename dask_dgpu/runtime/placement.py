@@ -12,16 +12,20 @@
   rank computes and sends takes two.
 - A block of a user's function is computed on one rank only, because each call may return something
   else.
+- Parts of sums are merged where they are computed, so each rank sends one for a block of the
+  result, to the least loaded rank that has one. On several hosts with slower links between them,
+  one rank of each host merges those of its host first.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
+from graph_opt.model.cost import Hosts, host_by_rank
 from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[int, Index]
@@ -29,6 +33,7 @@ Block = tuple[int, Index]
 
 Needs = Mapping[Index, Sequence[Need]]
 Ranks = tuple[int, ...]
+Groups = tuple[tuple[Index, ...], ...]
 
 LITTLE = 0.5
 """Inputs with less than this fraction of a block's bytes do not bind it to a rank."""
@@ -36,16 +41,38 @@ LITTLE = 0.5
 SMALL = 64 << 10
 """Most bytes that each reading rank may receive and compute for a block of partial results."""
 
+MOST_PARTS = 32
+"""Most parts of sums that a rank computes before it merges them."""
+
 PARCEL = 1 << 10
 """Each received block counts as this many bytes at least: a message takes time of its own."""
 
 
 @dataclass(frozen=True)
 class Making:
-    """The ranks that compute each block of a value, none for an unused one; transfers before."""
+    """The ranks that compute each block of a value, none for an unused one; transfers before.
+
+    Of parts of sums, the rank that computes some ``groups`` of them merges each into its first.
+    Then ranks merge ``gathered`` ones of their hosts into their own, the first of each group.
+    """
 
     ranks: Mapping[Index, Ranks]
     shipments: tuple[Shipment, ...]
+    groups: Groups = ()
+    gathered: Groups = ()
+
+    def gathering(self, number: int) -> list[Shipment]:
+        """Return the transfers of parts, of a value with this number, within hosts."""
+        return [
+            Shipment(number, each, *self.ranks[each], *self.ranks[head])
+            for head, *others in self.gathered
+            for each in others
+        ]
+
+    def kept(self) -> Iterator[tuple[Index, Ranks]]:
+        """Yield the blocks that are left after the step, each with its ranks."""
+        gone = {each for _, *others in (*self.groups, *self.gathered) for each in others}
+        return ((index, ranks) for index, ranks in self.ranks.items() if index not in gone)
 
     @property
     def most_blocks(self) -> int:
@@ -59,7 +86,7 @@ class _Block:
 
     Each rank that reads a ``shared`` block computes it, from ``weight`` bytes with its own. The
     first rank of another block sends it. The ``home`` of a block is the rank with most of what it
-    reads, else the first rank.
+    reads, else the first rank. A part of a sum is merged ``into`` another one.
     """
 
     value: int
@@ -70,6 +97,8 @@ class _Block:
     shared: bool = False
     weight: int = 0
     ranks: Ranks = ()
+    merges: bool = False
+    into: _Block | None = None
 
     @property
     def is_bound(self) -> bool:
@@ -85,8 +114,10 @@ class _Block:
 class Placement:
     """The ranks with the blocks of each value, found step by step."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, parts: Collection[int] = (), hosts: Hosts = ()) -> None:
         self.size = size
+        self._parts = parts
+        self._host = host_by_rank(hosts).tolist()
         self._blocks: dict[int, dict[Index, _Block]] = {}
         self._values: dict[int, Value] = {}
         self._shipments: dict[int, dict[Shipment, None]] = defaultdict(dict)  # in their order
@@ -101,12 +132,18 @@ class Placement:
         }
 
     def make(
-        self, number: int, value: Value, inputs: Sequence[int], needs: Needs, once: bool = False
+        self,
+        number: int,
+        value: Value,
+        inputs: Sequence[int],
+        needs: Needs,
+        once: bool = False,
+        merges: bool = False,
     ) -> None:
         """Add a value of block functions, and choose the ranks of its blocks if inputs bind them.
 
         ``needs`` has for each block, in row-major order, its blocks of ``inputs``. With ``once``,
-        only one rank may compute a block.
+        only one rank may compute a block. A value that ``merges`` adds parts of sums.
         """
         sources = [self._blocks[each] for each in inputs]
         joins = len(needs) <= 1 or any(len(needs) < len(each) for each in sources)
@@ -115,8 +152,18 @@ class Placement:
             for index, reads in needs.items()
         }
         self._values[number], self._blocks[number], blocks = value, found, found.values()
-        for block in blocks:
-            self._choose(block, joins=joins, once=once)
+        load = Counter[int]()
+        for at, block in enumerate(blocks):
+            block.merges = merges
+            if merges and number in self._parts:
+                block.shared = True  # its readers do without it
+            elif merges:
+                parts = self._merged(block)
+                self._choose(block, parts, joins=joins, once=once, load=load)
+                if self._host and not block.shared and block.home is not None:
+                    self._gather(parts, self._host[block.home], at)
+            else:
+                self._choose(block, block.reads, joins=joins, once=once)
         for block in blocks:
             if block.home is not None and not block.shared:
                 self._compute(block, block.home)
@@ -136,20 +183,65 @@ class Placement:
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
         ranks = {index: block.ranks for index, block in self._blocks[number].items()}
-        return Making(ranks, tuple(self._shipments[number]))
+        groups: tuple[dict[Index, tuple[Index, ...]], ...] = ({}, {})
+        for index, block in self._blocks[number].items():
+            if block.into is not None:
+                first, found = block.into.index, groups[block.ranks != block.into.ranks]
+                found[first] = (*found.get(first, (first,)), index)
+        own, gathered = (tuple(found.values()) for found in groups)
+        return Making(ranks, tuple(self._shipments[number]), own, gathered)
 
-    def _choose(self, block: _Block, *, joins: bool, once: bool) -> None:
-        """Find the home of a block, and whether its readers compute it."""
-        self._settle(block.reads)
-        bound = [read for read in block.reads if read.is_bound]
+    def _merged(self, block: _Block) -> list[_Block]:
+        """Let each rank merge its parts for a block; return the parts that are left."""
+        parts = list(_leaves(block.reads))
+        self._settle(parts)
+        firsts: dict[tuple[int, int], _Block] = {}
+        for part in parts:
+            if part.is_bound and part.value in self._parts:
+                first = firsts.setdefault((part.value, part.ranks[0]), part)
+                if first is not part:
+                    part.into = first
+        return [part for part in parts if part.into is None]
+
+    def _gather(self, parts: Iterable[_Block], home: int, number: int) -> None:
+        """Let one rank of each host but ``home`` merge its parts, another one for each number."""
+        found = defaultdict[int, list[_Block]](list)
+        for part in parts:
+            if part.is_bound and part.value in self._parts:
+                found[self._host[part.ranks[0]]].append(part)
+        found.pop(home, None)
+        for some in found.values():
+            head = some.pop(number % len(some))
+            for part in some:
+                part.into = head
+
+    def _choose(
+        self,
+        block: _Block,
+        reads: Sequence[_Block],
+        *,
+        joins: bool,
+        once: bool,
+        load: Counter[int] | None = None,
+    ) -> None:
+        """Find the home of a block, and whether its readers compute it.
+
+        If there is a ``load`` of ranks, it is that with the least of those with most.
+        """
+        self._settle(reads)
+        bound = [read for read in reads if read.is_bound]
         held: dict[int, int] = {}
-        for read in sorted(bound or block.reads, key=lambda read: read.index != block.index):
+        for read in sorted(bound or reads, key=lambda read: read.index != block.index):
             if read.home is not None:
                 held[read.home] = held.get(read.home, 0) + max(1, read.nbytes)
         most = max(held, key=held.__getitem__, default=None)  # the first of equals
-        if most is not None and held[most] >= LITTLE * block.nbytes:
+        if most is not None and load is not None:
+            most = min(held, key=lambda rank: (load[rank], rank))
+            load[most] += block.nbytes * (len(held) - 1) + 1
+        is_part = block.value in self._parts
+        if most is not None and (is_part or held[most] >= LITTLE * block.nbytes):
             block.home = most
-        block.weight = block.nbytes + sum([read.burden for read in block.reads])
+        block.weight = block.nbytes + sum([read.burden for read in reads])
         meets = not bound or (joins and len(held) > 1)
         block.shared = not once and (block.home is None or (meets and block.weight <= SMALL))
 
@@ -176,6 +268,15 @@ class Placement:
             for read in block.reads:
                 if not read.is_bound:
                     missing.append(read)
-                elif rank not in read.ranks:
+                elif rank not in read.ranks and read.into is None:
                     shipment = Shipment(read.value, read.index, read.ranks[0], rank)
                     self._shipments[block.value][shipment] = None
+
+
+def _leaves(reads: Iterable[_Block]) -> Iterator[_Block]:
+    """Yield the parts in a tree of those that merge others."""
+    for read in reads:
+        if read.merges and read.shared:
+            yield from _leaves(read.reads)
+        else:
+            yield read

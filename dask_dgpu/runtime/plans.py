@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Node, Placed, Request, Shipment, shipped_to
-from dask_dgpu.runtime.placement import Block, Making, Placement
+from dask_dgpu.runtime.placement import MOST_PARTS, Block, Making, Placement
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import Bare, Index, dealt
@@ -62,13 +62,14 @@ class Plans(Bare):
     def blocks(self, number: int) -> Iterable[tuple[Index, Collection[int]]]:
         """Yield the blocks of a value, each with its ranks."""
         if number in self.makings:
-            return self.makings[number].ranks.items()
+            return self.makings[number].kept()
         return ((index, (rank,)) for index, rank in self.values[number].owners())
 
     def shipments(self, number: int) -> Sequence[Shipment]:
         """Return the whole blocks that ranks receive for a step, or before it."""
         making = self.makings.get(number)
-        return [*self.moves.get(number, ()), *(making.shipments if making else ())]
+        moves = self.moves.get(number, ())
+        return [*moves, *making.shipments, *making.gathering(number)] if making else [*moves]
 
     def results(self, program: Program) -> list[tuple[Block, int]]:
         """Return the blocks of the results, each with its rank."""
@@ -136,7 +137,8 @@ def _seconds(program: Program, planned: Plans, size: int) -> float:
 @lru_cache(maxsize=KEPT_PLANS)
 def _staying(program: Program, held: Held, size: int) -> Plans:
     """Plan a program whose inputs stay where they are."""
-    placement = Placement(size)
+    machine = program.machine
+    placement = Placement(size, program.parts, machine.hosts if machine.two_level(size) else ())
     given = enumerate(zip(program.inputs, held, strict=True))
     values = {number: value.placed(ranks) for number, (value, ranks) in given}
     for number, value in enumerate(program.inputs):
@@ -144,7 +146,8 @@ def _staying(program: Program, held: Held, size: int) -> Plans:
     collectives: dict[int, Any] = {}
     for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         if node.operation is None:
-            placement.make(number, node.value, node.reads, node.blocks(), node.once)
+            needs = node.blocks()
+            placement.make(number, node.value, node.reads, needs, node.once, merges=node.merges)
             continue
         own = program.made(ending)
         inputs = tuple(replace(placement.placed(each), spent=each in own) for each in node.reads)
@@ -214,6 +217,9 @@ def peak(
             at_once = min(threads, planned.makings[number].most_blocks)
             temporary = beside[number].temporary * _largest_block(program, node)
             workspace += int(at_once * temporary)
+        if node.operation is None:
+            merged = (each[1 : MOST_PARTS + 1] for each in planned.makings[number].groups)
+            workspace += max((sum(map(node.value.nbytes, each)) for each in merged), default=0)
         given, made = held[:, held.sum(axis=0).argmax()].tolist()
         peaks.append((given, made, workspace))
         for value in {*ending}.difference(lasting):

@@ -17,6 +17,7 @@ import numpy as np
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Blocks, Shipment, Value
 from dask_dgpu.runtime.declared import known_blocks
+from dask_dgpu.runtime.placement import Groups
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import NOTHING, Form, Shipping
@@ -37,6 +38,7 @@ class Functions:
 
     ``needs`` is the number of blocks of all ranks. The device has other blocks if functions expect
     them ``on_host``. With ``once`` they may be a user's. ``together`` computes many blocks at once.
+    Each of the ``groups`` of parts of sums is merged into its first, then other ranks' into it.
     """
 
     needs: int
@@ -45,6 +47,10 @@ class Functions:
     on_host: bool
     once: bool = False
     together: Together | None = None
+    groups: Groups = ()
+    merges: bool = False
+    gathering: tuple[Shipping, ...] = ()
+    gathered: Groups = ()
 
     @classmethod
     def of(cls, program: Program, plans: Plans, number: int, here: Here) -> Functions:
@@ -52,15 +58,27 @@ class Functions:
         rank, container = here
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
-        moved = [each for each in making.shipments if rank in (each.source, each.target)]
         calls = program.blockworks.calls(number, mine)
+
+        def part(shipments: Iterable[Shipment]) -> tuple[Shipping, ...]:
+            moved = [each for each in shipments if rank in (each.source, each.target)]
+            return shippings(moved, rank, known_blocks(program, moved, container))
+
+        groups, gathered = (
+            tuple(group for group in some if rank in making.ranks[group[0]])
+            for some in (making.groups, making.gathered)
+        )
         return cls(
             len(node.needs),
-            shippings(moved, rank, known_blocks(program, moved, container)),
+            part(making.shipments),
             calls,
             node.value.container == NUMPY != container,
             node.once or any(call.copied for call in calls.values()),
             _together(calls.values()),
+            groups,
+            node.merges,
+            part(making.gathering(number)),
+            gathered,
         )
 
 
@@ -143,7 +161,7 @@ class Step(NamedTuple):
             return False
         if isinstance(self.work, Operating):
             return self.work.repeats
-        headers = not all(shipping.known for shipping in self.work.shipping)
+        headers = not all(each.known for each in (*self.work.shipping, *self.work.gathering))
         return not (self.work.once or headers or self.work.on_host)
 
 

@@ -9,10 +9,12 @@ no data, so it is made once for all graphs of one structure. What differs betwee
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import cloudpickle
@@ -150,6 +152,15 @@ class Program(Bare):
             if number not in results:
                 found[at].append(number)
         return found
+
+    @cached_property
+    def parts(self) -> Collection[int]:
+        """The values whose only reader merges their blocks."""
+        reads = chain.from_iterable(node.reads for node in self.nodes)
+        once = {number for number, count in Counter(reads).items() if count == 1}
+        merged = set().union(*(node.reads for node in self.nodes if node.merges))
+        local = {number for number, node in self.numbered.items() if node.operation is None}
+        return once & merged & local - {number for number, _ in self.outputs}
 
     def made(self, numbers: Iterable[int]) -> set[int]:
         """Return those of some values that are not inputs: a node may write over them."""

@@ -58,7 +58,6 @@ def names() -> dict[str, Any]:
         "y": x + 1,
         "z": da.ones((4, 8, 8), chunks=4),
         "t": t,
-        "w": da.concatenate([da.ones((1, 100_000)) for _ in range(4)]),
         "images": da.ones((4, 3, 8, 8), chunks=(1, 3, 4, 8)),
         "kernels": da.ones((2, 3, 3, 3)),
     }

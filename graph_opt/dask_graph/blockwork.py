@@ -36,11 +36,13 @@ from graph_opt.dask_graph.parse import (
     Culled,
     calls_others,
     container_of,
+    full_name,
     is_block,
     once,
     tasks_of,
     unwrapped,
 )
+from graph_opt.dask_graph.returned import MODULE
 from graph_opt.dask_graph.work import array, passes_of
 from graph_opt.model.layout import ArrayNode, dtype_named
 from graph_opt.model.piece import OPAQUE, Block, Blockwork
@@ -54,6 +56,9 @@ SMALL = 0.25
 
 Tasks = Mapping[Key, GraphNode]
 
+MERGING = {f"{MODULE}.added", f"{MODULE}.finished"}
+"""Functions that add parts in any grouping, in lists of any depth."""
+
 CONTAINERS = ("to_container", "_identity_cast", "list", "tuple")
 """Functions that only collect their arguments."""
 
@@ -63,7 +68,7 @@ def blockwork(
 ) -> Blockwork:
     """Return a layer as a member of a region, with a better declaration of its array if given."""
     graph = culled.graph
-    layer, output = graph.layers[name], output or node_of(arrays, name)
+    layer, output, merges = graph.layers[name], output or node_of(arrays, name), False
     inputs = tuple(node_of(arrays, other) for other in sorted(graph.dependencies[name]))
     if not isinstance(layer, Blockwise):
         tasks = dict(tasks_of(graph, name))
@@ -75,8 +80,9 @@ def blockwork(
             work = _in_steps(output, inputs, found, in_levels(read, output), arrays)
             return replace(work, inner=sum(map(len, levels)), depth=waits(needs, levels))
         layer = MaterializedLayer(tasks)
+        merges = all(full_name(getattr(task, "func", None)) in MERGING for task in tasks.values())
     blocks = {key[1:]: _blocks(keys) for key, keys in sorted(culled.needs[name].items())}
-    return Blockwork(output, inputs, blocks, layer, calls_others(layer))
+    return Blockwork(output, inputs, blocks, layer, calls_others(layer), merges)
 
 
 def in_levels(needs: Mapping[Key, Iterable[Key]], output: ArrayNode) -> list[list[Key]]:
@@ -189,7 +195,8 @@ def _step(
 ) -> Blockwork:
     needs = {key[1:]: _blocks(task.dependencies) for key, task in tasks.items()}
     layer = MaterializedLayer(dict(tasks))
-    return Blockwork(output, inputs, needs, layer, calls_others(layer), before, copied)
+    once = calls_others(layer)
+    return Blockwork(output, inputs, needs, layer, once, before=before, copied=copied)
 
 
 def _blocks(keys: Iterable[Key]) -> tuple[Block, ...]:

@@ -43,7 +43,9 @@ from graph_opt.dask_graph.internals import (
 from graph_opt.dask_graph.parse import full_name, is_known, unwrapped
 from graph_opt.model.layout import dtype_named
 from graph_opt.model.recipe import Block, Kinds, Returned
-from graph_opt.pieces.sum import MODULE
+
+MODULE = "dask_dgpu.kernels.sums.partial"
+"""The module with the functions that tasks of compensated and reproducible sums call."""
 
 ARRAYS = frozenset(
     (

@@ -18,14 +18,24 @@ from graph_opt.dask_graph.parse import (
     DTYPES,
     ArrayGraph,
     array_operands,
+    full_name,
     once,
+    task_function,
     tasks_of,
     unwrapped,
     value_of,
 )
 from graph_opt.dask_graph.readings import read_blockwise
+from graph_opt.dask_graph.returned import MODULE
 from graph_opt.model.cost import LOOP_SLOWDOWN, TALL, Beside, Machine
-from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes, known_nbytes, real_of
+from graph_opt.model.layout import (
+    CUPY,
+    ArrayNode,
+    block_nbytes,
+    dtype_named,
+    known_nbytes,
+    real_of,
+)
 from graph_opt.passes import depth_first
 
 
@@ -77,6 +87,9 @@ RATES: Mapping[str, Rates] = {
 
 MEMORY = 1.2
 """What of the passes is memory: a function within a kernel on a CPU does without it."""
+
+USUAL_LIMBS = 4
+"""Expected limbs of an exact sum."""
 
 DOUBLE = 8
 SINGLE_TRANSFORM, DOUBLE_TRANSFORM = 2.5, 1.7
@@ -231,11 +244,13 @@ def _inner(function: Any, options: Mapping[str, Any]) -> Any:
 
 @once
 def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
-    """Return the array of this name, with the chunks of partial results of reductions.
+    """Return the array of this name, with the chunks and bytes of partial results of reductions.
 
-    Dask declares those of the input for them.
+    Dask declares the chunks of the input for them, and the dtype of the result.
     """
     node, layer = graph.node(name), graph.layers.get(name)
+    if node is not None and (itemsize := _itemsize(graph, name)):
+        node = replace(node, dtype=f"V{itemsize}")
     options = getattr(getattr(layer, "task", None), "kwargs", {})
     if node is None or not options.get("keepdims"):
         return node
@@ -244,6 +259,20 @@ def array(graph: ArrayGraph, name: str) -> ArrayNode | None:
         (1,) * len(sizes) if axis in axes else sizes for axis, sizes in enumerate(node.chunks)
     )
     return replace(node, chunks=chunks)
+
+
+def _itemsize(graph: ArrayGraph, name: str) -> int:
+    """Return the bytes of a part of a compensated or reproducible sum, 0 for other layers."""
+    function: Any = task_function(graph, name) if name in graph.layers else None
+    if full_name(function) == f"{MODULE}.added":
+        return _itemsize(graph, min(graph.dependencies[name]))
+    if full_name(function) != f"{MODULE}.partial_sum":
+        return 0
+    result = dtype_named(function.keywords["result"])
+    numbers = 2 if result.kind == "c" else 1
+    if function.keywords["method"] == "reproducible":
+        return numbers * (USUAL_LIMBS * DOUBLE + 1)
+    return numbers * DOUBLE * (4 if real_of(result) == np.float64 else 2)
 
 
 class Made(NamedTuple):

@@ -182,6 +182,8 @@ class Blockwork:
     bytes. The ``inputs`` and :meth:`reads` are those of all steps. Dask runs so many ``inner``
     tasks before those of the blocks; they wait for each other ``depth`` times. A gang does small
     ones together. What the ``layer`` is, only its reader knows.
+
+    A layer that ``merges`` adds parts, so a rank may add those that it has before it sends them.
     """
 
     output: ArrayNode
@@ -189,6 +191,7 @@ class Blockwork:
     needs: Mapping[Index, tuple[Block, ...]]
     layer: Any
     once: bool = False
+    merges: bool = False
     before: tuple[Blockwork, ...] = ()
     copied: float | None = None
     inner: int = 0

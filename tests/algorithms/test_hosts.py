@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections import Counter
 from dataclasses import replace
@@ -14,9 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.kahan_sum.plan import Summing, plan_sum
-from dask_dgpu.algorithms.kahan_sum.plan import entering as sum_entering
-from dask_dgpu.algorithms.kahan_sum.rank import kahan_sum_rank
 from dask_dgpu.algorithms.redistribute.plan import in_levels, plan_redistribute, traffic, workspace
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.redistribute.rank import schedule as rounds_of
@@ -210,58 +206,6 @@ def test_redistribution_in_two_levels(hosts: tuple[int, ...], limit: int) -> Non
         assert sent[p, q] == crossing[np.ix_(host == p, host == q)].sum()
         if p != q:  # direct messages: one for each pair of ranks
             assert wire.between(hosts, wire.messages)[p, q] <= hosts[q] * plan.rounds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hosts", [(2, 2), (3, 1, 2), (1, 1, 4)])
-@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
-@pytest.mark.parametrize("method", ["compensated", "reproducible"])
-def test_sums_cross_between_hosts_once(
-    hosts: tuple[int, ...], axes: tuple[int, ...], method: Any
-) -> None:
-    size, shape = sum(hosts), (2 * sum(hosts) + 1, 12)
-    source = Layout((even_cuts(shape[0], size), even_cuts(shape[1], 3)), tuple(range(size)) * 3)
-    task = Summing(axes, True, method, "sum")
-    cuts = tuple((0, 1) if k in axes else along for k, along in enumerate(source.cuts))
-    wanted = sorted({task.target(index) for index in source.indices()})
-    names = "float64", "float64"
-    plan = plan_sum(source, task, cuts, wanted, names, size, hosts=hosts)
-    rng = np.random.default_rng(1)
-    whole = rng.choice([-1.0, 1.0], shape) * 2.0 ** rng.integers(-40, 40, shape)
-    before = blocks_of(whole, source)
-
-    def rank(comm: Any) -> dict[Any, Array]:
-        mine = {at: before[at] for at in source.owned(comm.rank)}
-        return kahan_sum_rank(plan, two_level(comm, hosts), HostDevice(), mine)
-
-    found, wire = run_wire(size, rank)
-    made = {index: block for each in found for index, block in each.items()}
-    for index, block in made.items():
-        span = [slice(lo, hi) for lo, hi in map(span_at, cuts, index)]
-        parts = tuple(slice(None) if k in axes else span[k] for k in range(2))
-        lines = np.moveaxis(whole[parts], axes, range(len(axes)))
-        lines = lines.reshape(-1, block.size)
-        exact = np.array([math.fsum(line) for line in lines.T])
-        np.testing.assert_array_equal(block, exact.reshape(block.shape))
-    if method == "compensated":
-        least = Counter(dict(enumerate(sum_entering(plan))))
-        assert entering(wire, hosts) == +least
-
-
-def test_a_carry_beyond_the_limbs_of_all_terms_is_kept() -> None:
-    hosts, size = (2, 2), 4
-    source = Layout(((0, 1, 2, 3, 4),), (0, 1, 2, 3))
-    task = Summing((0,), True, "reproducible", "sum")
-    plan = plan_sum(source, task, ((0, 1),), [(0,)], ("float64", "float64"), size, hosts=hosts)
-    top = 2.0 ** (-1074 + 32 * 34) * (2.0**32 - 2**-20)  # fills the uppermost limb
-
-    def rank(comm: Any) -> dict[Any, Array]:
-        mine = {(comm.rank,): np.array([top])}
-        return kahan_sum_rank(plan, two_level(comm, hosts), HostDevice(), mine)
-
-    found, _ = run_wire(size, rank)
-    (block,) = [block for each in found for block in each.values()]
-    assert block.tolist() == [4 * top]
 
 
 def test_large_messages_between_hosts_go_directly() -> None:

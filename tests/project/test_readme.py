@@ -22,7 +22,6 @@ ROWS = [
 EXAMPLES = [(example, who) for _, examples, who in ROWS for example in examples]
 
 X, T = (da.ones((8, 8), chunks=each).persist(scheduler="sync") for each in (4, (4, 8)))
-ROWS_OF_W = [da.ones((1, 100_000)) for _ in range(4)]
 NAMES = {
     "da": da,
     "dgpu": dgpu,
@@ -30,7 +29,6 @@ NAMES = {
     "y": X + 1,
     "z": da.ones((4, 8, 8), chunks=4),
     "t": T,
-    "w": da.concatenate(ROWS_OF_W),
     "images": da.ones((4, 3, 8, 8), chunks=(1, 3, 4, 8)),
     "kernels": da.ones((2, 3, 3, 3)),
 }

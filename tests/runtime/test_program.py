@@ -83,7 +83,6 @@ def test_a_part_of_a_product_keeps_the_numbers_of_its_blocks() -> None:
 
 TASKS = {
     "overlap": (((1, 1), (0, 2)), (None, None)),
-    "sum": ((0, 1), True, "compensated", "sum"),
     "fft": (plan_pencil_fft(((0,), (0,)), "float64", ()), (0, 0), (0, 0)),
     "matmul": ((0,), (0,), None, None),
     "contract": (Subscripts("ab", "bc", "ac"), (("a", (0,)), ("c", (0,)))),

@@ -74,9 +74,12 @@ def partial_sum(
 def added(partials: Any, axis: Any = None, keepdims: bool = True) -> Partial:
     """Add partial sums of one shape, in Dask's nested lists; compensated sums by a tree.
 
-    The combine function.
+    The combine function. An empty list stands for partial sums that are in others already.
     """
-    first, *others = found = list(_flat(partials))
+    found = list(_flat(partials))
+    if not found:
+        return partials
+    first, *others = found
     merged: Any = compensated.merged if isinstance(first.sums, Pair) else binned.merged
     sums = merged([each.sums for each in found]) if others else first.sums
     return first._replace(sums=sums, count=sum(each.count for each in found))
