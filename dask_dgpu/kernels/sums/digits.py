@@ -36,11 +36,13 @@ from graph_opt.model.expression import Expression
 
 Array = Any
 
-NUMBERS = 1 << 30
-"""Most numbers of a sum, so that no limb overflows."""
+FLAGS = INFINITE, NEGATIVE, NOT_A_NUMBER
 
 EXACT = 1 << 53 - BITS
 """Most numbers of a sum whose digits in a limb are summed exactly in double precision."""
+
+PARTS = 128
+"""Least parts of a longer sum: neighbours that threads read together."""
 
 QUICK = 3
 """Limbs that are summed without a look at the numbers."""
@@ -69,24 +71,42 @@ At first, numbers are multiples of ``2**-82`` below ``2**13``.
 def sum_digits(block: Array, axes: Sequence[int]) -> Binned:
     """Sum a block of float32 or float64, which is not empty, exactly along some axes."""
     axes = tuple(axes)
-    count = prod(block.shape[axis] for axis in axes)
-    if count > NUMBERS:
-        longest = max(axes, key=lambda axis: block.shape[axis])
-        return merged([sum_digits(part, axes) for part in np.array_split(block, 2, longest)])
+    if (count := prod(block.shape[axis] for axis in axes)) > EXACT:
+        return _split(block, axes, max(PARTS, -(-count // EXACT)))
     low = _quick_low[block.itemsize]
     with np.errstate(all="ignore"):
-        kind = axes, block.ndim, block.dtype.name
-        fit, *limbs = evaluate(_quick(*kind, low, count <= EXACT), [block])
+        fit, *limbs = evaluate(_quick(axes, block.ndim, block.dtype.name, low), [block])
     special = np.zeros(fit.shape, np.uint8, like=block)
     if not fit.all():
         low, limbs, special = _from_bits(block.view(f"i{block.itemsize}"), axes, special)
-    found = np.stack(limbs) if limbs else np.zeros((0, *special.shape), np.int64, like=block)
-    found, special = (placed(each, special.size) for each in (found, special))
+    return _binned(low, limbs, special)
+
+
+def _binned(low: int, limbs: Sequence[Array], special: Array) -> Binned:
+    """Return sums where they are added."""
+    special = placed(special, special.size)
+    if not len(limbs):
+        return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
+    found = placed(np.stack(limbs), special.size)
     return (Binned.of if isinstance(found, np.ndarray) else Binned)(low, found, special)
 
 
+def _split(block: Array, axes: tuple[int, ...], parts: int) -> Binned:
+    """Sum every so many of the numbers along the longest axis apart, and add these sums."""
+    axis = max(axes, key=lambda axis: block.shape[axis])
+    length, parts = block.shape[axis], min(1 << (parts - 1).bit_length(), block.shape[axis])
+    whole, rest = np.split(block, [length // parts * parts], axis)
+    whole = whole.reshape(*block.shape[:axis], -1, parts, *block.shape[axis + 1 :])
+    sums = sum_digits(whole, [each + (each > axis) for each in axes])
+    place = axis - sum(each < axis for each in axes)
+    special = sum((sums.special & flag).max(place) for flag in FLAGS)
+    limbs = carried(sums.limbs.sum(place + 1)) if len(sums.limbs) else []
+    total = _binned(sums.low, limbs, special)
+    return merged([total, sum_digits(rest, axes)]) if rest.size else total
+
+
 @lru_cache(maxsize=256)
-def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int, in_double: bool) -> Expression:
+def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int) -> Expression:
     """Return whether all numbers of a sum have their digits in ``QUICK`` limbs, and these."""
     trace = Trace()
     numbers = trace.input(np.ones((1,) * ndim, dtype))
@@ -96,10 +116,7 @@ def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int, in_double: bo
         large = 1.5 * 2.0**52 * unit
         part = (left + large) - large
         left = left - part
-        if in_double:
-            sums.append((trace.reduce("sum", part, axes) * (1 / unit)).astype("i8"))
-        else:
-            sums.append(trace.reduce("sum", (part * (1 / unit)).astype("i8"), axes))
+        sums.append((trace.reduce("sum", part, axes) * (1 / unit)).astype("i8"))
     fit = (abs(numbers) < units[-1] * 2.0 ** (BITS - 1)) & (left == 0)
     return trace.expression([trace.reduce("all", fit, axes), *carried(sums[::-1])])
 
@@ -167,10 +184,9 @@ def _flags(axes: tuple[int, ...], ndim: int, dtype: str) -> Expression:
     trace = Trace()
     bits = trace.input(np.ones((1,) * ndim, dtype))
     infinite, size = FORMATS[dtype].infinite, _absolute(bits)
-    found = {INFINITE: bits == infinite, NOT_A_NUMBER: size > infinite}
-    found[NEGATIVE] = (size == infinite) & (bits < 0)
+    found = bits == infinite, (size == infinite) & (bits < 0), size > infinite
     flags = [
         np.where(trace.reduce("any", each, axes), np.uint8(flag), np.uint8(0))
-        for flag, each in found.items()
+        for flag, each in zip(FLAGS, found, strict=True)
     ]
     return trace.expression([flags[0] | flags[1] | flags[2]])

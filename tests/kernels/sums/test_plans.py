@@ -14,7 +14,7 @@ from dask_dgpu.kernels.fused.tracer import Trace
 from dask_dgpu.kernels.sums.binned import _rounding
 from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
 from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
-from dask_dgpu.kernels.sums.digits import EXACT, _digits, _quick
+from dask_dgpu.kernels.sums.digits import _digits, _quick
 from dask_dgpu.kernels.sums.exact_product import _whole, _whole_and_rest
 from tests.kernels.fused.test_plan import described
 
@@ -79,7 +79,7 @@ def test_many_exact_sums_are_one_launch(
     dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], kernels: list[str]
 ) -> None:
     block = Array(np.dtype(dtype), shape, contiguous(shape), 0)
-    plan = planned(_quick(axes, len(shape), dtype, 31, shape[axes[0]] <= EXACT), [block])
+    plan = planned(_quick(axes, len(shape), dtype, 31), [block])
     assert [step.entries[0].name for step in plan if isinstance(step, Launch)] == kernels
     bits = block._replace(dtype=np.dtype(f"i{block.dtype.itemsize}"))
     (step,) = planned(_digits(axes, len(shape), bits.dtype.name, 31, 3), [bits])
