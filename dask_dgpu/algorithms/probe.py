@@ -51,7 +51,7 @@ def products(dtype: str, comm: Comm, device: Device, hosts: Hosts = ()) -> Figur
     shapes = {"square": (side, side, side), "tall": (rows, side, NARROW), "vector": (rows, side, 1)}
     found = {}
     for name, (m, k, n) in shapes.items():
-        a, b, out = (_ones(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
+        a, b, out = (_filled(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
         runs = 1 if name == "square" else RUNS[device.kind]
         seconds = _local(comm, device, partial(gemm.accumulate, out, a, b), runs)
         found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
@@ -63,8 +63,8 @@ def memory(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
 
     As most results of a program, the copy is in new memory.
     """
-    source = _ones(device, (BLOCK_BYTES[device.kind] // 8,), "float64")  # CuPy copies by elements
-    small = [_ones(device, (8, 8), "float64") for _ in range(3)]
+    source = _filled(device, (BLOCK_BYTES[device.kind] // 8,), "float64")  # CuPy copies by elements
+    small = [_filled(device, (8, 8), "float64") for _ in range(3)]
 
     def copy() -> None:
         source.copy()
@@ -111,9 +111,9 @@ def _within(comm: Comm, device: Device, ranks: range, most: int) -> Figures:
 
 def _latency(comm: Comm, device: Device) -> float:
     """Return the seconds of a small exchange; 0 is no figure."""
-    sent, got = (_ones(device, (comm.size,), "float64") for _ in range(2))
+    sent, got = (_filled(device, (comm.size,), "float64") for _ in range(2))
     one_each = [1] * comm.size
-    block = _ones(device, (BLOCK_BYTES[device.kind] // 8,), "uint8")
+    block = _filled(device, (BLOCK_BYTES[device.kind] // 8,), "uint8")
 
     def steps(exchanges: bool) -> None:
         for _ in range(MESSAGES):
@@ -132,7 +132,7 @@ def _received(comm: Comm, device: Device, peers: Sequence[int], most: int) -> fl
     Fewer than ``most`` ranks, the same number on all ranks, exchange with any.
     """
     share = BLOCK_BYTES[device.kind] // most
-    whole, out = (_ones(device, (share * len(peers),), "uint8") for _ in range(2))
+    whole, out = (_filled(device, (share * len(peers),), "uint8") for _ in range(2))
     counts = [0] * comm.size
     for peer in peers:
         counts[peer] = share
@@ -145,7 +145,7 @@ def _received(comm: Comm, device: Device, peers: Sequence[int], most: int) -> fl
 
 def window(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     """Return the seconds of opening and closing memory to all ranks, if that is possible."""
-    buffer = _ones(device, (8,), "uint8")
+    buffer = _filled(device, (8,), "uint8")
     first = comm.window([buffer])
     if first is None:
         return {}
@@ -172,11 +172,15 @@ Arguments are the communicator, the device, and the number of ranks on each host
 """
 
 
-def _ones(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return an array whose memory is there already: a host maps that of zeros on first use."""
+def _filled(device: Device, shape: tuple[int, ...], dtype: str) -> Array:
+    """Return an array whose memory is there already: a host maps that of zeros on first use.
+
+    All dtypes are filled with the same bytes, which are a normal number in each, so that CuPy
+    compiles one kernel.
+    """
     array = device.empty(shape, dtype)
     with device.computing():
-        array[...] = 1
+        array.reshape(-1).view("uint8")[...] = 0x3C
     device.join()
     return array
 
