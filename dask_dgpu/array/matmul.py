@@ -142,7 +142,7 @@ def matmul(
     if wire_dtype is None and sparse_threshold is None and _in_half(a, b):
         optimizer = dask.config.get("array_optimize", None)
         if isinstance(optimizer, GraphOptimizer):
-            options = replace(options, wire_dtype=optimizer.settings.wire_dtype)
+            options = replace(options, wire_dtype=optimizer.settings.matmul_wire_dtype)
     return _product(a, b, options, forced=True)
 
 

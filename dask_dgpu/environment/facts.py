@@ -170,7 +170,7 @@ def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that may be used, ``None`` for no limit."""
     memory = memory_of(facts, settings)
-    found = None if memory is None else memory * (1 - settings.safety_margin)
+    found = None if memory is None else memory * (1 - settings.memory_safety_margin)
     bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
     return min(bounds, default=None)
 

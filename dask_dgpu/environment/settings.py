@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from inspect import Parameter
 from numbers import Real
@@ -50,6 +50,7 @@ KINDS: Mapping[str, Callable[[Any], bool]] = {
 class Number(NamedTuple):
     """A setting that is a number, perhaps a text with a unit: what is allowed, and in words."""
 
+    kind: type[int] | type[float]
     parse: Callable[[Any], Any]
     text: str
     least: float = 0.0
@@ -57,36 +58,39 @@ class Number(NamedTuple):
 
 
 NUMBERS: Mapping[str, Number] = {
-    "gang.timeout": Number(parse_timedelta, "a time above 0, as '30s'", math.ulp(0.0)),
-    "gang.grace": Number(parse_timedelta, "a time of 0 or more, as '30s'"),
-    "gang.kept-programs": Number(parse_bytes, "bytes of 0 or more, as '64 MiB'"),
-    "gang.kept-recordings": Number(parse_bytes, "bytes of 0 or more, as '64 MiB'"),
-    "memory.limit": Number(parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
-    "memory.cap": Number(parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
-    "memory.safety-margin": Number(float, "a number of at least 0 below 1", below=1),
+    "gang.timeout": Number(float, parse_timedelta, "a time above 0, as '30s'", math.ulp(0.0)),
+    "gang.grace": Number(float, parse_timedelta, "a time of 0 or more, as '30s'"),
+    "gang.kept-programs": Number(int, parse_bytes, "bytes of 0 or more, as '64 MiB'"),
+    "gang.kept-recordings": Number(int, parse_bytes, "bytes of 0 or more, as '64 MiB'"),
+    "memory.limit": Number(int, parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
+    "memory.cap": Number(int, parse_bytes, "null or bytes above 0, as '4 GiB'", 1),
+    "memory.safety-margin": Number(float, float, "a number of at least 0 below 1", below=1),
 }
 """The settings that are numbers with a unit, or not whole."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the optimizer and of gangs; ``dask_dgpu/dgpu.yaml`` describes each."""
+    """Settings of the optimizer and of gangs; ``dask_dgpu/dgpu.yaml`` describes each.
+
+    The ``limits`` are those of gangs, and the ports.
+    """
 
     device: Literal["auto", "cpu", "cuda"]
     comm: Literal["auto"] | Transport
-    plaintext: bool
+    comm_plaintext: bool
     when: Literal["cheaper", "always"]
     on_error: Literal["fallback", "raise"]
     regions: bool
     fuse: bool
     local_ranks: int
-    wire_dtype: WireDtype
+    matmul_wire_dtype: WireDtype
     sum_method: Literal["dask", "compensated", "reproducible"]
     fft_output_layout: Literal["any", "input"]
     limits: Limits
-    measure: bool
+    cost_measure: bool
     memory_limit: int | None
-    safety_margin: float
+    memory_safety_margin: float
     memory_cap: int | None
 
 
@@ -150,32 +154,10 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             raise ValueError(unknown("setting", name, sorted(map(_plain, names))))
         values[SHORT.get(matching[0], matching[0])] = value
     check(values)
-    number = partial(_number, values)
-    return Settings(
-        device=values["device"],
-        comm=values["comm.transport"],
-        plaintext=values["comm.plaintext"],
-        when=values["when"],
-        on_error=values["on-error"],
-        regions=values["regions"],
-        fuse=values["fuse"],
-        local_ranks=int(values["local-ranks"]),
-        wire_dtype=values["matmul.wire-dtype"],
-        sum_method=values["sum.method"],
-        fft_output_layout=values["fft.output-layout"],
-        limits=Limits(
-            timeout=number("gang.timeout"),
-            grace=number("gang.grace"),
-            restarts=int(values["gang.restarts"]),
-            kept_programs=int(number("gang.kept-programs")),
-            kept_recordings=int(number("gang.kept-recordings")),
-            ports=_ports(values["comm.ports"]),
-        ),
-        measure=values["cost.measure"],
-        memory_limit=None if values["memory.limit"] is None else int(number("memory.limit")),
-        safety_margin=number("memory.safety-margin"),
-        memory_cap=None if values["memory.cap"] is None else int(number("memory.cap")),
-    )
+    found = {_plain(name): _parsed(name, value) for name, value in values.items()}
+    of_gangs = [name for name in found if name.startswith("gang_") or name == "comm_ports"]
+    limits = Limits(**{name.partition("_")[2]: found.pop(name) for name in of_gangs})
+    return Settings(comm=found.pop("comm_transport"), limits=limits, **found)
 
 
 def keywords() -> list[Parameter]:
@@ -214,16 +196,20 @@ def _ports(value: str | None) -> tuple[int, int] | None:
     return first, last
 
 
-def _number(values: Mapping[str, Any], name: str) -> float:
-    """Return a setting, perhaps a text with a unit, as a number; NaN is never allowed."""
-    value, rule = values[name], NUMBERS[name]
+def _parsed(name: str, value: Any) -> Any:
+    """Return the value of a setting, a number for a text with a unit; NaN is never allowed."""
+    if name == "comm.ports":
+        return _ports(value)
+    rule = NUMBERS.get(name)
+    if rule is None or value is None:
+        return int(value) if _is_real(value) else value
     try:
         number = float(value if isinstance(value, Real) else rule.parse(value))
     except (KeyError, ValueError, OverflowError):
         number = math.nan
     if not (rule.least <= number and number < rule.below):
         expected(f"setting dgpu.{name}", rule.text, value)
-    return number
+    return rule.kind(number)
 
 
 def _plain(name: str) -> str:

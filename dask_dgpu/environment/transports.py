@@ -79,7 +79,7 @@ def _check_private(transport: Transport, settings: Settings) -> None:
             "expected setting dgpu.comm to be auto, dask or ucx for CPUs on a cluster with TLS, "
             "got 'gloo': its ports accept peers without a secret"
         )
-    if transport != "dask" and not settings.plaintext:
+    if transport != "dask" and not settings.comm_plaintext:
         raise ValueError(
             f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
             "cluster with TLS, got False: blocks would travel in plain text"

@@ -62,7 +62,7 @@ def enough(needed: float, others: float, facts: ClusterFacts, settings: Settings
         return bisect_left(MEMORIES, True, key=lambda nbytes: leaves(nbytes * share) >= needed)
 
     memory, cap = memory_of(facts, settings), settings.memory_cap
-    least_limit, least_cap = least(1 - settings.safety_margin), least(1.0)
+    least_limit, least_cap = least(1 - settings.memory_safety_margin), least(1.0)
     return LeastMemory(
         least_limit if memory is not None and memory < least_limit else None,
         least_cap if cap is not None and cap < least_cap else None,

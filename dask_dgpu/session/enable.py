@@ -258,7 +258,7 @@ def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
         timeout=settings.limits.timeout,
         ports=settings.limits.ports,
         connect=usable(optimizer.facts, settings) != 0,
-        kind=optimizer.facts.kind if settings.measure else None,
+        kind=optimizer.facts.kind if settings.cost_measure else None,
     )
     if current != device:
         raise DgpuError(

@@ -90,7 +90,7 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
 def install(settings: Settings) -> None:
     """Patch Dask's functions; patches of an earlier call are removed first."""
     uninstall()
-    for owner, name, replacement in patches(settings.sum_method, settings.wire_dtype):
+    for owner, name, replacement in patches(settings.sum_method, settings.matmul_wire_dtype):
         _installed.callback(_restore, owner, name, getattr(owner, name), replacement)
         setattr(owner, name, replacement)
 
