@@ -14,7 +14,6 @@ from threading import Lock, Timer
 from typing import Any
 
 from dask.utils import format_bytes
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
@@ -24,7 +23,7 @@ from dask_dgpu.batches.sinks import Sink, selected, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows.client import LostError
-from dask_dgpu.cost.console import unfailing_console
+from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels.device.memory import lacks_memory
 
@@ -45,9 +44,7 @@ class Batches:
     """
 
     def __init__(self, title: str, total: int, shown: bool = True) -> None:
-        text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=unfailing_console(stderr=True))
+        self._bars = counting_bars(stderr=True)
         self._task = self._bars.add_task(title, total=total)
         self._timer = Timer(MOMENT, self._bars.start)
         self._timer.daemon = True

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import IO, Any, cast
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 def unfailing_console(*, stderr: bool = False) -> Console:
@@ -13,6 +14,13 @@ def unfailing_console(*, stderr: bool = False) -> Console:
     console = Console(stderr=stderr)
     console.file = cast(IO[str], _Unfailing(console.file))
     return console
+
+
+def counting_bars(*, stderr: bool = False) -> Progress:
+    """Return bars with a text, the number of steps, and the time."""
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=unfailing_console(stderr=stderr))
 
 
 class _Unfailing:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.utils import format_time
 
-from dask_dgpu.cost.console import unfailing_console
+from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.cost.table import BLUE, Cell, Rows
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.under_way import awaited, ended, has_plugin, steps
@@ -146,17 +146,7 @@ class _Terminal:
     """Bars of rich."""
 
     def __init__(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-
-        text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=unfailing_console())
+        self._bars = counting_bars()
         self._drawn: dict[int, TaskID] = {}
         self._line = ""
 

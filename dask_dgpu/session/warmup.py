@@ -14,7 +14,7 @@ from dask_dgpu.arguments import check_client, expected
 from dask_dgpu.array import fft
 from dask_dgpu.array.reductions import sum as compensated_sum
 from dask_dgpu.array.stencil import stencil
-from dask_dgpu.cost.console import unfailing_console
+from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
@@ -67,8 +67,6 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     >>> dgpu.warmup(client, da.exp(x - x.mean(axis=0)))  # doctest: +SKIP
     warm-up  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 1/1 0:00:02
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     client = current_client() if client is None else client
     if client is not None:
         check_client("client", client)
@@ -84,18 +82,13 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     backend = {BACKEND: "dgpu"} if optimizer.facts.device == "cuda" else {}
     with dask.config.set(backend):
         work = [("example", each) for each in examples] or list(_usual(ranks))
-    text = TextColumn("warm-up  {task.description}", markup=False)
-    columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=unfailing_console()) as bars,
-        dask.config.set(array_optimize=always),
-    ):
-        bar = bars.add_task("", total=len(work))
+    with counting_bars() as bars, dask.config.set(array_optimize=always):
+        bar = bars.add_task("warm-up", total=len(work))
         for name, collection in work:
-            bars.update(bar, description=name)
+            bars.update(bar, description=f"warm-up  {name}")
             _compute(client, collection)
             bars.advance(bar)
-        bars.update(bar, description="done")
+        bars.update(bar, description="warm-up  done")
 
 
 def _usual(ranks: int) -> Iterator[tuple[str, da.Array]]:
