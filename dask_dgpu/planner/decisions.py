@@ -150,6 +150,7 @@ class Planner:
         """
         pieces, declined = list(reader.matches.pieces), list(reader.matches.declined)
         verdicts, lacks, slower = Verdicts(), dict[str, Lack](), set[str]()
+        gangs = list[Gang]()
         own_left = not self.facts.workers and self.settings.when != "always"
         own = self.settings.regions and not own_left and _may_meet(reader, self.facts)
         while pieces or own:
@@ -160,7 +161,7 @@ class Planner:
             alone = _alone(graph)
             reasons = {name: hindrance_of(each, self.facts) for name, each in alone.items()}
             refused = {name: reason for name, reason in reasons.items() if reason}
-            gangs, verdicts = list[Gang](), Verdicts(refused)
+            verdicts = Verdicts(refused)
             if not refused:
                 gangs = self._best(graph, reader, alone, present, verdicts)
                 costly = verdicts.refused.keys() - verdicts.lacks.keys()
@@ -177,15 +178,12 @@ class Planner:
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in alone.keys() - refused.keys()]
             if len(kept) == len(pieces):
-                if not gangs:
-                    break
-                found = graph.emit(self._launches(gangs, reader))
-                predicted = tuple((gang.region, gang.prediction) for gang in gangs)
-                why = tuple(declined), verdicts.left, lacks, own_left
-                return Rewriting(found, reader, predicted, *why)
-            pieces = kept  # the others change which blocks of these are needed
+                break
+            pieces, gangs = kept, []  # the others change which blocks of these are needed
+        found = graph.emit(self._launches(gangs, reader)) if gangs else reader.without_gangs
+        predicted = tuple((gang.region, gang.prediction) for gang in gangs)
         why = tuple(declined), verdicts.left, lacks, own_left
-        return Rewriting(reader.without_gangs, reader, (), *why)
+        return Rewriting(found, reader, predicted, *why)
 
     def _best(
         self,
