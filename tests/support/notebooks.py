@@ -39,6 +39,8 @@ METADATA = {
 PRIVATE = re.compile(r"0x[0-9a-f]{6,}|(?:tcp|inproc)://|/(?:home|root|tmp|work|usr|opt|Users)/")
 """What no output may contain: memory addresses, addresses of workers, and absolute paths."""
 
+IMAGE = re.compile(r"base64,[A-Za-z0-9+/=\s]*")
+
 STRICT = """
 import logging
 import warnings
@@ -141,14 +143,14 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def texts(notebook: NotebookNode) -> Iterator[str]:
-    """Yield all text of the outputs, HTML included."""
+    """Yield all text of the outputs, HTML included, but for images in it."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
             if output.output_type == "stream":
                 yield output.text
             for kind, data in output.get("data", {}).items():
                 if kind.startswith("text/"):
-                    yield data
+                    yield IMAGE.sub("", data)
 
 
 def warned(notebook: NotebookNode) -> str:
