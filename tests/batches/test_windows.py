@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,6 @@ from dask_dgpu.batches.windows.ring import (
     StoppedError,
     Window,
     as_piece,
-    in_order,
     opened,
     pieces,
 )
@@ -98,7 +95,6 @@ def test_threads_of_both_ends_share_pieces(
     times = st.lists(st.sampled_from([0, 0, 0.002]), min_size=2, max_size=2)
     naps = data.draw(st.lists(times, max_size=4 * SLOTS))
     numbers, window = range(len(naps)), Window(SLOT)
-    stop = window.ring.stop
     found: dict[int, int] = {}
 
     def fill(number: int) -> None:
@@ -115,31 +111,15 @@ def test_threads_of_both_ends_share_pieces(
 
         window.ring.empty(number, work)
 
+    works: list[Any] = []
     with ThreadPoolExecutor(filling + emptying) as threads:
-        ends = ((fill, filling), (empty, emptying))
-        works = [(in_order([partial(end, at) for at in numbers], stop), n) for end, n in ends]
-        for each in [threads.submit(work) for work, count in works for _ in range(count)]:
-            each.result()
+        for end, count in ((fill, filling), (empty, emptying)):
+            shares = [numbers[first::count] for first in range(count)]
+            works += [threads.submit(lambda of, do=end: [*map(do, of)], each) for each in shares]
+        for work in works:
+            work.result()
     assert found == {number: number for number in numbers}
     window.close()
-
-
-def test_an_error_stops_works_that_wait() -> None:
-    stopped, begun = Event(), []
-
-    def wait() -> None:
-        begun.append(0)
-        assert stopped.wait(10)
-        raise StoppedError("stopped")
-
-    def fail() -> None:
-        raise RuntimeError("no such part")
-
-    go = in_order(iter([wait, fail, *[wait] * 10]), stopped.set)
-    with ThreadPoolExecutor(2) as threads:
-        errors = [each.exception() for each in [threads.submit(go) for _ in range(2)]]
-    assert {type(each) for each in errors} == {StoppedError, RuntimeError}
-    assert begun == [0]
 
 
 def test_neither_end_waits_for_one_that_has_stopped(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from dask.system import CPU_COUNT
 
-from dask_dgpu.batches.windows.ring import Kind, Ring, StoppedError, Window, as_piece, in_order
+from dask_dgpu.batches.windows.ring import Kind, Ring, StoppedError, Window, as_piece
 from dask_dgpu.batches.windows.worker import closed, given, kind_of, opened, taken
 from dask_dgpu.errors import DgpuError
 
@@ -173,15 +173,23 @@ class Windows:
         return None
 
     async def _moved(self, way: _Way, ours: Any, theirs: Awaitable[Any]) -> Any:
-        """Do both ends' work; this end's threads do theirs with each piece and its slot in turn."""
+        """Do both ends' work; each of this end's threads does its share of the pieces."""
         (turn, work, blocks), ring = ours, way.window.ring
         ring.restart()
         kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
-        parts = (block[index] for block, kind in kinds for index in kind.pieces(ring.slot_bytes))
-        works = (partial(turn, ring, at, partial(work, part)) for at, part in enumerate(parts))
-        go, call = in_order(works, ring.stop), asyncio.ensure_future(theirs)
-        run = partial(asyncio.get_running_loop().run_in_executor, way.threads, go)
-        here = asyncio.gather(*(run() for _ in range(self._threads)), return_exceptions=True)
+        parts = [block[index] for block, kind in kinds for index in kind.pieces(ring.slot_bytes)]
+
+        def go(first: int) -> None:
+            try:
+                for at in range(first, len(parts), self._threads):
+                    turn(ring, at, partial(work, parts[at]))
+            except BaseException:
+                ring.stop()
+                raise
+
+        call, run = asyncio.ensure_future(theirs), asyncio.get_running_loop().run_in_executor
+        each = (run(way.threads, go, first) for first in range(self._threads))
+        here = asyncio.gather(*each, return_exceptions=True)
         try:
             await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
         finally:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from mmap import PAGESIZE, mmap
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -169,27 +168,3 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
 def as_piece(slot: Any, like: Any) -> Any:
     """Return the first bytes of a slot as an array like another."""
     return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-def in_order(works: Iterable[Callable[[], None]], stop: Callable[[], None]) -> Callable[[], None]:
-    """Return a function for several threads that begin the next work, until there is none.
-
-    After an error ``stop`` is called, so that works which wait can end, and no other begins.
-    """
-    left, lock = iter(works), Lock()
-    errors: list[BaseException] = []
-
-    def begun() -> Callable[[], None] | None:
-        with lock:
-            return None if errors else next(left, None)
-
-    def go() -> None:
-        try:
-            while (work := begun()) is not None:
-                work()
-        except BaseException as error:
-            errors.append(error)
-            stop()
-            raise
-
-    return go
