@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import ceil, isfinite, isqrt, prod
+from math import ceil, isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.arguments import expected
-from dask_dgpu.batches.held import MemoryRule, tasks_of
+from dask_dgpu.batches.held import held, tasks_of
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operations import Operation, of_nothing
 from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments
-from dask_dgpu.batches.sinks import check_out
+from dask_dgpu.batches.sinks import check_no_overlap, check_out
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.sources import (
     Chunks,
@@ -62,10 +62,10 @@ class Request:
         make: Callable[[str, Any], Operand | None],
     ) -> Request:
         """Return the request; ``make`` returns an operand for arguments that are one."""
-        plain: set[str] = set(operation.plain)
-        if plain:
-            names = list(inspect.signature(operation.function).parameters)
-            plain |= {f"arrays[{at}]" for at, name in enumerate(names) if name in plain}
+        plain: set[str] = set()
+        if (count := operation.arrays) is not None and operation.ufunc is None:
+            plain |= {*list(inspect.signature(operation.function).parameters)[count:]}
+            plain |= {f"arrays[{at}]" for at in range(count, len(args))}
         operands: list[Operand] = []
 
         def slot(name: str, value: Any) -> Any:
@@ -119,19 +119,18 @@ class Request:
         """Return the array for a result: ``out``, once it is checked, or a new one."""
         if out is None:
             return np.empty(shape, dtype)
+        check_out(out, shape)
+        self.check_casts(out=np.empty(0, out.dtype))
+        casting = self.options.get("casting") if self.operation.ufunc is not None else None
+        if not np.can_cast(dtype, out.dtype, casting or "same_kind"):
+            raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
         named = {f"arrays[{at}]": value for at, value in enumerate(self.args)} | dict(self.options)
         read = {
             name: self.operands[value.at].source if isinstance(value, Slot) else value
             for name, value in named.items()
         }
-        check_out(out, shape, np.dtype(dtype), read, self._casting)
+        check_no_overlap({"out": out}, read)
         return out
-
-    def _casting(self, out: Any) -> str:
-        """Return which casts to ``out`` are allowed; raise NumPy's error for a ufunc's own."""
-        self.check_casts(out=np.empty(0, out.dtype))
-        is_own = self.operation.ufunc is not None and "casting" in self.options
-        return str(self.options["casting"]) if is_own else "same_kind"
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,6 @@ class Call(Request):
             operation.check(operands)
         request.check_casts()
         result = request.of([_placeholder(each) for each in operands])
-        if not isinstance(result, Array):
-            expected("op", "a function that returns one array", result, TypeError)
-        if not all(map(isfinite, result.shape)):
-            return None
         shapes = tuple(each.shape for each in operands)
         notation = operation.rule(Arguments(shapes, values, result.shape))
         if notation is None:
@@ -169,11 +164,6 @@ class Call(Request):
         own = (notation, result.shape, result.dtype, max(0, temporaries))
         return cls(operation, request.args, request.options, operands, request.site, *own)
 
-    @cached_property
-    def itemsize(self) -> int:
-        """Bytes of the largest element."""
-        return max(each.dtype.itemsize for each in self.operands)
-
     def reading(self, source: Any) -> Call:
         """Return the call with another array as its only operand."""
         return replace(self, operands=(replace(self.operands[0], source=source),))
@@ -184,42 +174,35 @@ class Call(Request):
         Operands with a label in common have equal chunks along it. Of the others each rank of a
         cluster gets an even share.
         """
-        notation, ranks = self.notation, self.site.ranks
-        if self.operation.is_product:
-            counts = _mesh(notation, ranks, self.options.get("strategy", "auto"))
-        else:
-            counts = self._counts(shapes)
-        found = []
-        for axes, shape in zip(notation.inputs, shapes, strict=True):
-            each = [1 if label is None else counts.get(label, 1) for label in axes]
-            if not any(label in counts for label in axes):
-                each[shape.index(max(shape))] = ranks
+        counts, found = self._counts(shapes), []
+        for axes, shape in zip(self.notation.inputs, shapes, strict=True):
+            each = [counts.get(label, 1) for label in axes]
+            if not counts.keys() & axes:
+                each[shape.index(max(shape))] = self.site.ranks
             found.append(tuple(map(even_chunks, shape, each)))
         return tuple(found)
 
-    def _counts(self, shapes: Sequence[Shape]) -> dict[int, int]:
-        """Return the number of chunks along the label that is best divided."""
-        inputs, site = self.notation.inputs, self.site
-        axes, shape = max(zip(inputs, shapes, strict=True), key=lambda each: prod(each[1]))
-        every = {
-            label: size
-            for labels, lengths in zip(inputs, shapes, strict=True)
-            for label, size in zip(labels, lengths, strict=True)
-        }
+    def _counts(self, shapes: Sequence[Shape]) -> dict[int | None, int]:
+        """Return the number of chunks along labels: of a mesh, or along the one best divided."""
+        notation, site = self.notation, self.site
+        if self.operation.is_product:
+            return _mesh(notation, site.ranks, self.options.get("strategy", "auto"))
+        pairs = list(zip(notation.inputs, shapes, strict=True))
+        every = {at: n for axes, shape in pairs for at, n in zip(axes, shape, strict=True)}
+        axes, shape = max(pairs, key=lambda each: prod(each[1]))
         sizes = {label: every[label] for label in axes if label is not None}
-        parts = min(MOST_PIECES, ceil(prod(shape) * self.itemsize / PIECE))
+        itemsize = max(each.dtype.itemsize for each in self.operands)
+        parts = min(MOST_PIECES, max(1, ceil(prod(shape) * itemsize / PIECE)))
         wanted = parts if site.in_process else site.ranks
         enough = {label: size for label, size in sizes.items() if size >= wanted}
-        apart = {label: size for label, size in enough.items() if label not in self.notation.halos}
+        apart = {label: size for label, size in enough.items() if label not in notation.halos}
         choice = apart or (sizes if site.in_process else enough)
         return {max(choice, key=choice.__getitem__): wanted} if choice else {}
 
     def part_shapes(self, lengths: Lengths) -> tuple[Shape, ...]:
         """Return the largest part of each operand."""
-        return tuple(
-            self.notation.part_shape(at, each.shape, lengths)
-            for at, each in enumerate(self.operands)
-        )
+        pairs = zip(self.notation.inputs, self.operands, strict=True)
+        return tuple(self.notation.part_shape(axes, each.shape, lengths) for axes, each in pairs)
 
     @property
     def adds_on_devices(self) -> bool:
@@ -242,37 +225,43 @@ class Call(Request):
         return result
 
     def parts(self, lengths: Lengths) -> tuple[Part, ...]:
-        """Return what the device with the most holds at the peak."""
-        notation, ranks = self.notation, self.site.ranks
+        """Return what the device with the most holds at the peak.
+
+        These are parts of operands and of the result, two if one is transferred, and workspace:
+        temporaries as large as a block for each thread.
+        """
+        notation, site = self.notation, self.site
         shapes = self.part_shapes(lengths)
         chunks = self.chunks(shapes)
         found: list[Part] = []
         once = block = 0
-        for each, shape, blocks in zip(self.operands, shapes, chunks, strict=True):
-            at = len(found)
+        for at, (each, shape) in enumerate(zip(self.operands, shapes, strict=True)):
             copies = COPIES if notation.moves(at, lengths) else 1
-            nbytes = -(-prod(shape) * each.dtype.itemsize // min(ranks, prod(map(len, blocks))))
+            count = prod(map(len, chunks[at]))
+            nbytes = -(-prod(shape) * each.dtype.itemsize // min(site.ranks, count))
             found.append(Part(each.name, shape, copies, copies * nbytes))
             once += nbytes
-            block = max(block, prod(map(max, blocks)) * each.dtype.itemsize)
-        shape = notation.result_part(self.shape, lengths)
+            block = max(block, prod(map(max, chunks[at])) * each.dtype.itemsize)
+        shape = notation.part_shape(notation.output, self.shape, lengths, halo=False)
         copies = COPIES if notation.batches(lengths) > 1 else 1
-        nbytes = -(-prod(shape) * self.dtype.itemsize // min(ranks, max(1, prod(shape))))
+        whole = prod(shape) * self.dtype.itemsize
+        nbytes = -(-whole // min(site.ranks, max(1, prod(shape))))
         found.append(Part("result", shape, copies, copies * nbytes))
-        if self.site.in_process and self._is_summed(lengths):
+        if site.in_process and self._is_summed(lengths):
             wide = 2 if self.dtype.itemsize == 2 else 1  # half precision is added in single
             found.append(Part("partial results", shape, 2, 2 * nbytes * wide))
-        largest = self._largest_result_block(shape, chunks)
+        counts, axes = self._counts(shapes), zip(notation.output, shape, strict=True)
+        largest = -(-whole // prod(max(1, min(counts.get(at, 1), n)) for at, n in axes))
         if self.operation.is_product:  # Dask adds partial products, even one
             workspace = largest + (self.temporaries - 1) * block
         else:
-            at_a_time = min(self.site.threads, max(prod(map(len, each)) for each in chunks))
+            at_a_time = min(site.threads, max(prod(map(len, each)) for each in chunks))
             workspace = self.temporaries * at_a_time * max(block, largest)
             workspace += self.operation.kept * once
-        if ranks > 1:
+        if site.ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))
-        if self.site.in_process:
+        if site.in_process:
             found += self._read_parts(shapes)
         return tuple(found)
 
@@ -281,7 +270,7 @@ class Call(Request):
         reads = list(zip(self.operands, shapes, strict=True))
         if chunks := max((each.bytes_beside(shape) for each, shape in reads), default=0):
             yield Part("chunks that are read", (), 1, chunks)
-        copied = (_copied(x, shapes[at]) + held for at, x, held in self._computed)
+        copied = (_copied(x, shapes[at]) + nbytes for at, x, nbytes in self._computed)
         if blocks := sum(copied):
             yield Part("blocks of Dask arrays", (), 1, blocks)
 
@@ -291,8 +280,8 @@ class Call(Request):
         found = []
         for at, x in enumerate(each.source for each in self.operands):
             if isinstance(x, Array):
-                rule = MemoryRule(self.site.threads, largest_nbytes(x.chunks, x.dtype.itemsize))
-                found.append((at, x, rule.held(tasks_of(x), x).nbytes))
+                usual = largest_nbytes(x.chunks, x.dtype.itemsize)
+                found.append((at, x, held(tasks_of(x), x, self.site.threads, usual).nbytes))
         return [each for each in found if each[-1]]
 
     def peak(self, lengths: Lengths) -> int:
@@ -325,30 +314,17 @@ class Call(Request):
 
     def names(self, lengths: Lengths) -> dict[str, int]:
         """Return the axes that are cut and their longest parts, the innermost loop first."""
-        return {
-            self._name(label): self.notation.longest(label, lengths)
-            for label in reversed(self.notation.order(lengths))
-        }
-
-    def _name(self, label: int) -> str:
         names = ["the result", *(each.name for each in self.operands)]
-        found = zip(names, (self.notation.output, *self.notation.inputs), strict=True)
-        name, axes = next(each for each in found if label in each[1])
-        return f"axis {axes.index(label)} of {name}"
+        axes = (self.notation.output, *self.notation.inputs)
+        places: dict[int | None, str] = {}
+        for name, labels in zip(names, axes, strict=True):
+            for at, label in enumerate(labels):
+                places.setdefault(label, f"axis {at} of {name}")
+        order = reversed(self.notation.order(lengths))
+        return {places[label]: self.notation.longest(label, lengths) for label in order}
 
     def _is_summed(self, lengths: Lengths) -> bool:
         return any(self.notation.count(each, lengths) > 1 for each in self.notation.contracted)
-
-    def _largest_result_block(self, shape: Shape, chunks: Sequence[Chunks]) -> int:
-        """Return bytes of the largest block of a batch's result."""
-        counts: dict[int | None, int] = {
-            label: len(sizes)
-            for axes, sizes_of in zip(self.notation.inputs, chunks, strict=True)
-            for label, sizes in zip(axes, sizes_of, strict=True)
-            if label is not None
-        }
-        sizes = zip(self.notation.output, shape, strict=True)
-        return prod(-(-size // counts.get(label, 1)) for label, size in sizes) * self.dtype.itemsize
 
 
 def _copied(array: Array, shape: Shape) -> int:
@@ -367,7 +343,7 @@ def _without_data(dtype: np.dtype[Any], chunks: Chunks) -> Array:
     return array_of({index: None for index, _ in regions(chunks)}, chunks, dtype)
 
 
-def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int, int]:
+def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int | None, int]:
     """Return the chunks of a product along the last axes of its result, and along contracted ones.
 
     All ranks are a mesh over the blocks of the result, so it has one for each, and so has the left
@@ -382,5 +358,6 @@ def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int, int]:
         "inner": (1, 1),
     }.get(strategy, (rows, columns))
     last = [label for label in notation.output[-2:] if label is not None]
-    inner = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
-    return inner | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))
+    found: dict[int | None, int]
+    found = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
+    return found | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))

@@ -6,6 +6,7 @@ import gc
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
@@ -19,7 +20,7 @@ from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import in_passes, plan_passes, targets
-from dask_dgpu.batches.sinks import Sink, selected, temporary
+from dask_dgpu.batches.sinks import Sink, Sum, selected, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows.client import LostError
@@ -37,36 +38,22 @@ Place = tuple[Any, ...]
 Attempt = Callable[[], Any]
 
 
-class Batches:
-    """A context manager that draws a bar of ``total`` steps after a moment, also before the first.
-
-    Nothing is drawn unless ``shown``.
-    """
-
-    def __init__(self, title: str, total: int, shown: bool = True) -> None:
-        self._bars = counting_bars(stderr=True)
-        self._task = self._bars.add_task(title, total=total)
-        self._timer = Timer(MOMENT, self._bars.start)
-        self._timer.daemon = True
-        self._shown = shown
-
-    def __enter__(self) -> Batches:
-        """Return itself."""
-        if self._shown:
-            self._timer.start()
-        return self
-
-    def advance(self) -> None:
-        """Count a step."""
-        self._bars.advance(self._task)
-
-    def __exit__(self, *error: object) -> None:
-        """Stop drawing."""
-        if self._shown:
-            self._timer.cancel()
-            self._timer.join()  # it may be about to draw
-        if self._bars.live.is_started:
-            self._bars.stop()
+@contextmanager
+def bar(title: str, total: int, shown: bool = True) -> Iterator[Callable[[], None]]:
+    """Draw a bar of ``total`` steps after a moment, if ``shown``; yield what counts a step."""
+    bars = counting_bars(stderr=True)
+    task, timer = bars.add_task(title, total=total), Timer(MOMENT, bars.start)
+    timer.daemon = True
+    if shown:
+        timer.start()
+    try:
+        yield partial(bars.advance, task)
+    finally:
+        timer.cancel()
+        if shown:
+            timer.join()  # it may be about to draw
+        if bars.live.is_started:
+            bars.stop()
 
 
 class Shared:
@@ -127,37 +114,45 @@ def _check_fits(plan: Plan) -> None:
 
 def _compute_whole(request: Request, room: float, out: Any, progress: bool) -> Any:
     """Compute a function as one graph, a second time in smaller blocks if memory did not last."""
-    site = request.site
-    before = site.gone
-    try:
-        whole = Whole.planned(request, room)
-    except Exception as error:
-        if not site.lost(before, error):
-            raise
-        whole = None
-    if whole is None:  # a worker was lost while operands were sent
+    site, planned = request.site, partial(Whole.planned, request)
+    whole = None
+    with suppress(LostError):  # a worker, while operands were sent
+        whole = attempted(site, partial(planned, room))
+    if whole is None:
         gc.collect()  # frames of the error hold operands
-        whole = Whole.planned(request, room)
+        whole = planned(room)
     _check_fits(whole.plan)
-    result = whole.result
+    blocks, peak, result = whole.chunks, whole.plan.peak_bytes, whole.result
     target = request.target(out, result.shape, result.dtype) if whole.is_lazy else out
 
     def attempt(whole: Whole) -> Any:
         try:
-            with Batches(request.operation.name, whole.blocks, progress) as bar:
-                return whole.compute(target, bar.advance)
+            with bar(request.operation.name, whole.blocks, progress) as advance:
+                return whole.compute(target, advance)
         except BaseException:
             whole.drop()
             raise
 
     def smaller(is_lost: bool) -> Any:
-        found = Whole.planned(request, SHARE * min(room, whole.plan.peak_bytes))
-        if not is_lost and found.chunks == whole.chunks:
+        found = planned(SHARE * min(room, peak))
+        if not is_lost and found.chunks == blocks:
             found.drop()
             return None
         return found.plan.peak_bytes, partial(attempt, found)
 
     return twice(site, whole.plan, partial(attempt, whole), smaller)
+
+
+def attempted(site: Site, attempt: Attempt) -> Any:
+    """Return the result of an attempt; raise a ``LostError`` if a worker was lost meanwhile."""
+    before = site.gone
+    try:
+        return attempt()
+    except Exception as error:
+        if lost := site.lost(before, error):
+            message = f"lost {', '.join(sorted(lost))} while batches were computed"
+            raise LostError(message) from error
+        raise
 
 
 def twice(
@@ -172,47 +167,34 @@ def twice(
     ``smaller`` returns its planned bytes and the attempt, ``None`` if nothing is smaller. It is
     called with whether a worker was lost, for then it need not be smaller.
     """
-    before = site.gone
     try:
-        return first()
+        return attempted(site, first)
     except Exception as error:
-        is_lost = bool(site.lost(before, error)) or isinstance(error, LostError)
+        is_lost = isinstance(error, LostError)
         if not (may_repeat() and (is_lost or lacks_memory(error))):
             raise
     gc.collect()  # frames of the error hold arrays
-    found = smaller(is_lost)
-    if found is None:
-        raise _out_of_memory(plan, None)
-    nbytes, second = found
-    before = site.gone
-    try:
-        return second()
-    except Exception as error:
-        if lost := site.lost(before, error):
-            message = f"lost {', '.join(sorted(lost))} while batches were computed"
-            raise LostError(message) from error
-        if not lacks_memory(error):
-            raise
-        raise _out_of_memory(plan, nbytes) from error
-
-
-def _out_of_memory(plan: Plan, again: int | None) -> OutOfMemoryError:
-    """Return the error of a plan, and of ``again`` bytes for a second attempt."""
-    planned, first = plan.peak_bytes, format_bytes(plan.peak_bytes)
-    if again is None:
+    planned, text = plan.peak_bytes, format_bytes(plan.peak_bytes)
+    if (found := smaller(is_lost)) is None:
         message = (
-            f"{plan.title} ran out of memory with {first} planned on each device, and cannot be "
+            f"{plan.title} ran out of memory with {text} planned on each device, and cannot be "
             "cut to half of it"
         )
-        return OutOfMemoryError(message, planned, planned)
-    second = format_bytes(again)
-    # operands on workers take as much in any blocks
-    smaller = second if again < planned else "as much in smaller blocks"
-    message = (
-        f"{plan.title} ran out of memory twice: with {first} planned on each device, and with "
-        f"{smaller}; set dgpu.memory.limit to less than {second}"
-    )
-    return OutOfMemoryError(message, planned, again)
+        raise OutOfMemoryError(message, planned, planned)
+    nbytes, second = found
+    try:
+        return attempted(site, second)
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        # operands on workers take as much in any blocks
+        half = format_bytes(nbytes)
+        other = half if nbytes < planned else "as much in smaller blocks"
+        message = (
+            f"{plan.title} ran out of memory twice: with {text} planned on each device, and with "
+            f"{other}; set dgpu.memory.limit to less than {half}"
+        )
+        raise OutOfMemoryError(message, planned, nbytes) from error
 
 
 def _execute_passes(
@@ -248,7 +230,6 @@ def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool)
         lengths = choose(notation, call.peak, notation.batches, SHARE * plan.peak_bytes)
         if lengths is None and not is_lost:
             return None
-        sink.drop()
         shared.clear()
         lengths = lengths or dict.fromkeys(notation.sizes, 1)
         tiles = list(_rest(call, plan, lengths, sink))
@@ -283,53 +264,60 @@ class _Batch:
     """A batch that is being computed.
 
     All that it reads stays until it has ended: Dask cannot compute scattered blocks again, and a
-    graph may reach the scheduler after the release of its inputs. The result stays on the devices
-    if the next batch ``adds`` to it.
+    graph may reach the scheduler after the release of its inputs. The next batch may have ``more``
+    terms of its sums.
     """
 
     tile: Tile
     read: list[Any]
     handle: Any
-    adds: bool
+    more: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
-    """Batches of a call, and where their results go."""
+    """Batches of a call, and where their results go.
+
+    ``last`` are the place and the array of each operand of the batch that was loaded last, and
+    ``sum`` are the partial results that were added.
+    """
 
     call: Call
     sink: Sink
     shared: Shared
     progress: bool
+    last: dict[int, tuple[Place, Any]] = field(default_factory=dict)
+    sum: Sum | None = None
 
     def run(self, count: int, tiles: Iterator[Tile], lengths: Lengths) -> None:
         """Compute batches of at most these lengths and write their results."""
-        call, site = self.call, self.call.site
+        site, stay, self.sum = self.call.site, self.call.staying(lengths), None
         started: deque[_Batch] = deque()
-        loader = _Loader(call, self.shared, call.staying(lengths))
         ahead: Future[list[Any]] | None = None
         total: Any = None
         with (
             ThreadPoolExecutor(1, "dgpu-load") as loading,
-            Batches(call.operation.name, count, self.progress) as bar,
+            bar(self.call.operation.name, count, self.progress) as advance,
         ):
             try:
                 for tile, following in pairwise(chain(tiles, [None])):
                     assert tile is not None
                     if ahead is None:
-                        self._write(started, bar)
-                        arrays = loader.load(tile)
+                        self._write(started, advance)
+                        arrays = self._load(tile, stay)
                     else:
                         arrays = ahead.result()
                     started.append(self._start(tile, arrays, total, following))
-                    total = started[-1].handle if started[-1].adds else None
+                    adds = self.call.adds_on_devices and started[-1].more
+                    total = started[-1].handle if adds else None
                     arrays, ahead = [], None
                     if len(started) > 1:
-                        self._end(started[0])
-                    if following is not None and loader.keeps(following):
-                        ahead = loading.submit(loader.load, following)
-                    self._write(started, bar, but=1)
-                self._write(started, bar)
+                        site.wait(started[0].handle)
+                        started[0].read.clear()
+                    if following is not None and self._keeps(following, stay):
+                        ahead = loading.submit(self._load, following, stay)
+                    self._write(started, advance, but=1)
+                self._write(started, advance)
             except BaseException:
                 for batch in started:
                     site.cancel(batch.handle)
@@ -338,8 +326,43 @@ class _Work:
                 raise
             finally:
                 loading.shutdown()
-                loader.last.clear()
-        self.sink.finish()
+                self.last.clear()
+
+    def _keeps(self, tile: Tile, stay: Collection[int]) -> bool:
+        """Whether a batch reads the same parts of the operands that stay."""
+        places = self._places(tile)
+        return all(self.last[at][0] == places[at] for at in stay)
+
+    def _load(self, tile: Tile, stay: Collection[int]) -> list[Any]:
+        """Return the operands of a batch as Dask arrays.
+
+        Those that stay are loaded first: they are larger, and windows are made for the first.
+        """
+        places, last = self._places(tile), self.last
+        for at in sorted(range(len(places)), key=lambda at: at not in stay):
+            if last.get(at, (None,))[0] != places[at]:
+                last.pop(at, None)
+                last[at] = places[at], self._loaded(at, places[at])
+        return [last[at][1] for at in range(len(places))]
+
+    def _places(self, tile: Tile) -> list[Place]:
+        """Return identity, spans and chunks of each operand."""
+        call = self.call
+        operands = call.operands
+        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
+        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
+        sources = (id(each.source) for each in operands)
+        return list(zip(sources, spans, call.chunks(shapes), strict=True))
+
+    def _loaded(self, at: int, place: Place) -> Any:
+        """Return a part of an operand, shared with other calls if it is all of it."""
+        operand, (_, spans, chunks) = self.call.operands[at], place
+
+        def load() -> Any:
+            return self.call.site.load(operand.read(spans), chunks)
+
+        is_whole = spans == tuple((0, size) for size in operand.shape)
+        return self.shared.get(place, operand.nbytes, load) if is_whole else load()
 
     def _start(self, tile: Tile, arrays: list[Any], total: Any, following: Tile | None) -> _Batch:
         """Begin a batch; its result is added to the ``total`` of those before, if there is one."""
@@ -351,77 +374,30 @@ class _Work:
         if total is not None:
             result = total + result
         summed = call.notation.summed
-        adds = call.adds_on_devices and following is not None and summed(tile) == summed(following)
-        return _Batch(tile, [*arrays, total], call.site.start(result), adds)
+        more = following is not None and summed(tile) == summed(following)
+        return _Batch(tile, [*arrays, total], call.site.start(result), more)
 
-    def _end(self, batch: _Batch) -> None:
-        """Wait for a batch, and free what it has read."""
-        self.call.site.wait(batch.handle)
-        batch.read.clear()
-
-    def _write(self, started: deque[_Batch], bar: Batches, but: int = 0) -> None:
+    def _write(self, started: deque[_Batch], advance: Callable[[], None], but: int = 0) -> None:
         """Write the results of batches, but for the last ones."""
         while len(started) > but:
             self._finish(started[0])
             started.popleft()
-            bar.advance()
+            advance()
 
     def _finish(self, batch: _Batch) -> None:
-        """Write a result, unless the next batch adds to it."""
-        call, site, tile = self.call, self.call.site, batch.tile
-        if batch.adds:
+        """Write a result, once it has all terms of its sums."""
+        call, site, part = self.call, self.call.site, self.call.notation.summed(batch.tile)
+        if call.adds_on_devices and batch.more:
             site.wait(batch.handle)
             site.release(batch.handle)
-            return
-        if call.adds_on_devices:  # to the results of all batches of this part
-            tile = call.notation.summed(tile)
-        self.sink.add(tile, list(site.blocks(batch.handle, self.sink.room(tile))))
-
-
-@dataclass
-class _Loader:
-    """Loads the operands of batches, and keeps those that the next batch reads too.
-
-    ``stay`` are the operands that several batches in turn read.
-    """
-
-    call: Call
-    shared: Shared
-    stay: Collection[int]
-    last: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-
-    def keeps(self, tile: Tile) -> bool:
-        """Whether the operands that stay do so for this batch."""
-        places = self._places(tile)
-        return all(self.last[at][0] == places[at] for at in self.stay)
-
-    def load(self, tile: Tile) -> list[Any]:
-        """Return the operands of a batch as Dask arrays.
-
-        Those that stay are loaded first: they are larger, and windows are made for the first.
-        """
-        places = self._places(tile)
-        for at in sorted(range(len(places)), key=lambda at: at not in self.stay):
-            if self.last.get(at, (None,))[0] != places[at]:
-                self.last.pop(at, None)
-                self.last[at] = places[at], self._load(at, places[at])
-        return [self.last[at][1] for at in range(len(places))]
-
-    def _places(self, tile: Tile) -> list[Place]:
-        """Return identity, spans and chunks of each operand."""
-        call = self.call
-        operands = call.operands
-        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
-        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
-        sources = (id(each.source) for each in operands)
-        return list(zip(sources, spans, call.chunks(shapes), strict=True))
-
-    def _load(self, at: int, place: Place) -> Any:
-        operand, site = self.call.operands[at], self.call.site
-        _, spans, chunks = place
-
-        def load() -> Any:
-            return site.load(operand.read(spans), chunks)
-
-        is_whole = spans == tuple((0, size) for size in operand.shape)
-        return self.shared.get(place, operand.nbytes, load) if is_whole else load()
+        elif call.adds_on_devices or part == batch.tile:
+            self.sink.write(part, list(site.blocks(batch.handle, self.sink.room(part))))
+        else:
+            spans = call.notation.write_spans(call.shape, part)
+            shape = tuple(hi - lo for lo, hi in spans)
+            self.sum = self.sum or Sum(shape, call.dtype, call.notation.combine)
+            self.sum.add(site.blocks(batch.handle), call.notation.weight(batch.tile))
+            if not batch.more:
+                everything = tuple(slice(0, n) for n in shape)
+                self.sink.write(part, [(everything, self.sum.value())])
+                self.sum = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from itertools import accumulate
@@ -17,7 +17,7 @@ from dask.core import flatten
 from dask.order import order
 from dask.threaded import get
 
-from dask_dgpu.batches.sources import regions
+from dask_dgpu.batches.sources import Region, regions
 from dask_dgpu.runtime import tasks as gangs
 from graph_opt.dask_graph.internals import (
     Alias,
@@ -33,6 +33,7 @@ from graph_opt.passes import name_of
 
 Key = Any
 Tasks = Mapping[Key, GraphNode]
+Put = Callable[[Region, Any], None]
 
 TEMPORARIES = 2.0
 """Blocks that a function allocates beside its result, unless the user declares another number."""
@@ -67,60 +68,56 @@ class Held:
         return self.waiting + self.at_work + self.graph
 
 
-@dataclass(frozen=True)
-class MemoryRule:
-    """The largest tasks are at work at once, as many as there are ``threads``.
+def held(
+    tasks: Tasks,
+    result: Array,
+    threads: int,
+    usual: int,
+    temporaries: float = TEMPORARIES,
+    loading: int = 0,
+    again: Collection[str] = (),
+) -> Held:
+    """Return what ``threads`` hold while they compute the tasks of an array.
 
-    Each counts its inputs, its output, and ``temporaries`` times its largest block, or ``loading``
-    bytes if these are more. Inputs are at least ``usual`` bytes, those of blocks of the operands,
-    which may be loaded by the task itself. To these come the blocks that wait for later tasks, in
-    Dask's order. A block whose size Dask does not declare has the bytes of all inputs.
+    The largest tasks are at work at once. Each counts its inputs, its output, and ``temporaries``
+    times its largest block, or ``loading`` bytes if these are more. Inputs are at least ``usual``
+    bytes, those of blocks of the operands, which may be loaded by the task itself. To these come
+    the blocks that wait for later tasks, in Dask's order. A block whose size Dask does not declare
+    has the bytes of all inputs. Blocks of the arrays ``again`` are loaded by each task that reads
+    them, and never wait.
     """
-
-    threads: int
-    usual: int
-    temporaries: float = TEMPORARIES
-    loading: int = 0
-
-    def held(self, tasks: Tasks, result: Array, again: Collection[str] = ()) -> Held:
-        """Return what threads hold while they compute the tasks of an array.
-
-        Blocks of the arrays ``again`` are loaded by each task that reads them, and never wait.
-        """
-        declared = _Declared(result)
-        ordered = sorted(tasks, key=order(dict(tasks)).__getitem__)
-        owners: dict[Key, Key] = {}
-        reads: dict[Key, set[Key]] = {}
-        last: dict[Key, int] = {}
-        numbers: dict[Key, int] = {}
-        for at, key in enumerate(ordered):
-            viewed = _viewed(tasks[key])
-            if viewed is not None:
-                owners[key] = owners.get(viewed, viewed)
-            reads[key] = {owners.get(each, each) for each in tasks[key].dependencies}
-            last |= dict.fromkeys(reads[key], at)
-            if any(step in _name(key) for step in STEPS):
-                numbers |= dict.fromkeys(reads[key], MOMENTS * (declared.nbytes(key) or 0))
-        made: dict[Key, int] = {}
-        works, changes = [0], [0] * (len(tasks) + 1)
-        for at, key in enumerate(ordered):
-            if key in owners or isinstance(tasks[key], DataNode):
-                continue
-            inputs = [made.get(each, 0) for each in reads[key]]
-            read = max(sum(inputs), self.usual)
-            *between, block = _fused(key, tasks[key])
-            own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
-            largest = max(
-                wide, self.usual, *inputs, *(declared.nbytes(each) or 0 for each in between)
-            )
-            beside = max(int(self.temporaries * largest), self.loading)
-            works.append(read + wide + beside)
-            made[key] = own if _name(key).startswith(COPIES) else min(own, numbers.get(key, own))
-            if name_of(key) not in again:
-                changes[at] += made[key]
-                changes[last.get(key, at)] -= made[key]
-        waiting, at_work = max(accumulate(changes)), sum(nlargest(self.threads, works))
-        return Held(waiting, at_work, max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH))
+    declared = _Declared(result)
+    ordered = sorted(tasks, key=order(dict(tasks)).__getitem__)
+    owners: dict[Key, Key] = {}
+    reads: dict[Key, set[Key]] = {}
+    last: dict[Key, int] = {}
+    numbers: dict[Key, int] = {}
+    for at, key in enumerate(ordered):
+        viewed = _viewed(tasks[key])
+        if viewed is not None:
+            owners[key] = owners.get(viewed, viewed)
+        reads[key] = {owners.get(each, each) for each in tasks[key].dependencies}
+        last |= dict.fromkeys(reads[key], at)
+        if any(step in _name(key) for step in STEPS):
+            numbers |= dict.fromkeys(reads[key], MOMENTS * (declared.nbytes(key) or 0))
+    made: dict[Key, int] = {}
+    works, changes = [0], [0] * (len(tasks) + 1)
+    for at, key in enumerate(ordered):
+        if key in owners or isinstance(tasks[key], DataNode):
+            continue
+        inputs = [made.get(each, 0) for each in reads[key]]
+        read = max(sum(inputs), usual)
+        *between, block = _fused(key, tasks[key])
+        own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
+        largest = max(wide, usual, *inputs, *(declared.nbytes(each) or 0 for each in between))
+        beside = max(int(temporaries * largest), loading)
+        works.append(read + wide + beside)
+        made[key] = own if _name(key).startswith(COPIES) else min(own, numbers.get(key, own))
+        if name_of(key) not in again:
+            changes[at] += made[key]
+            changes[last.get(key, at)] -= made[key]
+    waiting, at_work = max(accumulate(changes)), sum(nlargest(threads, works))
+    return Held(waiting, at_work, max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH))
 
 
 class _Declared:
@@ -192,16 +189,18 @@ def read_again(tasks: Tasks, reads: Collection[str], wanted: Collection[Key]) ->
     return found
 
 
-def write(tasks: Tasks, result: Array, out: Any, threads: int) -> None:
-    """Compute the blocks of an array in threads and write each to its place, one at a time."""
+def write(tasks: Tasks, result: Array, put: Put, threads: int) -> None:
+    """Compute the blocks of an array in threads, and ``put`` each to its place, one at a time."""
     lock = Lock()
 
-    def put(block: Any, region: Any) -> None:
+    def put_alone(block: Any, region: Region) -> None:
         with lock:
-            out[region] = block
+            put(region, block)
 
     writes: dict[Key, GraphNode] = {
-        ("write", *index): Task(("write", *index), put, TaskRef((result.name, *index)), region)
+        ("write", *index): Task(
+            ("write", *index), put_alone, TaskRef((result.name, *index)), region
+        )
         for index, region in regions(result.chunks)
     }
     get(dict(tasks) | writes, list(writes), num_workers=threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations, product
 from math import ceil, prod
@@ -11,6 +11,8 @@ from typing import Literal
 
 from graph_opt.model.layout import even_spans
 
+Axes = tuple[int | None, ...]
+"""Labels of the axes of an array."""
 Span = tuple[int, int]
 Lengths = Mapping[int, int]
 """The longest part of each label that is cut, or its whole length."""
@@ -18,8 +20,6 @@ Tile = Mapping[int, Span]
 Combine = Literal["add", "mean", "max", "min"]
 Measure = Callable[[Lengths], float]
 
-STEP = 2
-"""Ratio of the lengths that are tried for all labels of a combination but the last."""
 MOST_CUT = 3
 """Most labels to choose lengths for at a time."""
 
@@ -66,6 +66,9 @@ class Halo:
         return slice(start, start + part[1] - part[0])
 
 
+WITHIN = Halo(0, 0)
+
+
 @dataclass(frozen=True)
 class Notation:
     """A call as labels of axes, numbers, as in ``einsum``; ``None`` is an axis that stays whole.
@@ -75,8 +78,8 @@ class Notation:
     the lengths of labels, those in the result if a label has a halo.
     """
 
-    inputs: tuple[tuple[int | None, ...], ...]
-    output: tuple[int | None, ...]
+    inputs: tuple[Axes, ...]
+    output: Axes
     sizes: Mapping[int, int]
     combine: Combine = "add"
     halos: Mapping[int, Halo] = field(default_factory=dict)
@@ -138,15 +141,23 @@ class Notation:
         """Return a tile with all parts of its sums."""
         return {**tile, **{label: (0, self.sizes[label]) for label in self.contracted}}
 
-    def part_shape(self, operand: int, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
-        """Return the largest shape of a part of an operand."""
-        axes = zip(self.inputs[operand], shape, strict=True)
-        return tuple(self._longest(label, size, lengths) for label, size in axes)
+    def weight(self, tile: Tile) -> float:
+        """Return which share of all terms of its sums a tile has."""
+        spans = ((label, tile[label]) for label in self.contracted)
+        return prod((hi - lo) / self.sizes[label] for label, (lo, hi) in spans)
 
-    def result_part(self, shape: Sequence[int], lengths: Lengths) -> tuple[int, ...]:
-        """Return the largest shape of a part of the result."""
-        axes = zip(self.output, shape, strict=True)
-        return tuple(self._longest(label, size, lengths, halo=False) for label, size in axes)
+    def part_shape(
+        self, axes: Axes, shape: Sequence[int], lengths: Lengths, *, halo: bool = True
+    ) -> tuple[int, ...]:
+        """Return the largest shape of a part of an array with these labels."""
+        found = []
+        for label, size in zip(axes, shape, strict=True):
+            if label is not None and self.count(label, lengths) > 1:
+                longest = self.longest(label, lengths)
+                reads = self.halos.get(label, WITHIN) if halo else WITHIN
+                size = reads.longest(longest, size)
+            found.append(size)
+        return tuple(found)
 
     def elements(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
         """Return the elements of all parts of an operand, with their halos."""
@@ -162,14 +173,6 @@ class Notation:
         """Return the length of the longest part of a label."""
         return ceil(self.sizes[label] / self.count(label, lengths))
 
-    def _longest(self, label: int | None, size: int, lengths: Lengths, halo: bool = True) -> int:
-        """Return the longest part of an axis, with its halo."""
-        if label is None or self.count(label, lengths) == 1:
-            return size
-        longest = self.longest(label, lengths)
-        is_wider = halo and label in self.halos
-        return self.halos[label].longest(longest, size) if is_wider else longest
-
     def read_spans(self, operand: int, shape: Sequence[int], tile: Tile) -> tuple[Span, ...]:
         """Return what a tile reads of an operand along each axis.
 
@@ -180,8 +183,7 @@ class Notation:
             if label is None or tile[label] == (0, self.sizes[label]):
                 found.append((0, size))
             else:
-                halo = self.halos.get(label, Halo(0, 0))
-                found.append(halo.span(tile[label], size))
+                found.append(self.halos.get(label, WITHIN).span(tile[label], size))
         return tuple(found)
 
     def trims(self, shape: Sequence[int], tile: Tile) -> tuple[slice, ...]:
@@ -204,7 +206,8 @@ class Notation:
 def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> Lengths | None:
     """Return the lengths that fit and cost least, ``None`` if single elements do not fit.
 
-    ``memory`` returns bytes, ``cost`` any measure. As few labels as possible are cut; of equal
+    ``memory`` returns bytes, ``cost`` any measure. As few labels as possible are cut: halved, but
+    for the last one, which has the length that fits. Then each is made as long as fits. Of equal
     choices the first label of the result is cut.
     """
     lengths = dict(notation.sizes)
@@ -215,18 +218,38 @@ def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> L
     free = [label for label in notation.labels if lengths[label] > 1]
     while True:
         for count in range(1, min(MOST_CUT, len(free)) + 1):
+            halved = (
+                (last, lengths | dict(zip(others, tried, strict=True)) | {last: 1})
+                for *others, last in combinations(free, count)
+                for tried in product(*(_shorter(lengths[label]) for label in others))
+            )
             found = [
-                each
-                for labels in combinations(free, count)
-                for each in _fitting(labels, lengths, memory, room)
+                _longest(each, [last], lengths, memory, room)
+                for last, each in halved
+                if memory(each) <= room
             ]
             if found:
-                return min(found, key=cost)
+                return _longest(min(found, key=cost), free, lengths, memory, room)
         largest = min(free, key=lambda label: memory(lengths | {label: 1}))
         lengths[largest] = 1
         free.remove(largest)
         if memory(lengths) <= room:
             return lengths
+
+
+def _longest(
+    found: Lengths, labels: Iterable[int], most: Lengths, memory: Measure, room: float
+) -> dict[int, int]:
+    """Return lengths that fit with some labels, in turn, made as long as fits."""
+    found = dict(found)
+    for label in labels:
+
+        def nbytes(length: int, label: int = label) -> float:
+            return memory({**found, label: length})
+
+        longer = range(found[label], most[label] + 1)
+        found[label] = longer[max(0, bisect_right(longer, room, key=nbytes) - 1)]
+    return found
 
 
 def overlapping(notation: Notation, memory: Measure, traffic: Measure, room: float) -> Lengths:
@@ -246,23 +269,7 @@ def overlapping(notation: Notation, memory: Measure, traffic: Measure, room: flo
     return whole
 
 
-def _fitting(
-    labels: Sequence[int], whole: dict[int, int], memory: Measure, room: float
-) -> Iterator[Lengths]:
-    """Yield lengths that fit, the last label's as long as possible."""
-    *others, last = labels
-    for tried in product(*(_shorter(whole[label]) for label in others)):
-        lengths = whole | dict(zip(others, tried, strict=True))
-
-        def nbytes(length: int, lengths: Lengths = lengths) -> float:
-            return memory({**lengths, last: length})
-
-        longest = bisect_right(range(1, whole[last] + 1), room, key=nbytes)
-        if longest:
-            yield lengths | {last: longest}
-
-
 def _shorter(length: int) -> Iterator[int]:
     while length > 1:
-        length = -(-length // STEP)
+        length = -(-length // 2)
         yield length

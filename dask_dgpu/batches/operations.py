@@ -30,7 +30,6 @@ from graph_opt.dask_graph.internals import elemwise
 
 Function = Callable[..., Any]
 
-KERNEL = frozenset({"kernel"})
 NUMPYS_TRANSFORMS = tuple(DASKS_OWN)
 SCIPYS_TRANSFORMS = [
     f"{way}{kind}{n}" for way in ("", "i") for kind in ("dct", "dst") for n in ("", "n")
@@ -42,8 +41,7 @@ class Operation:
     """A function of Dask arrays, and the rule that says how calls can be cut.
 
     ``is_product`` is whether a device computes one large block best, and ranks rectangles of the
-    result. Parameters named in ``plain`` are no operands, even if they are arrays.
-    ``arrays`` is the number of leading parameters that are arrays, ``None`` if any may be.
+    result. Only the first ``arrays`` parameters are operands, if they are arrays; ``None`` for any.
     ``temporaries`` are arrays as large as a block that its computation needs, by default one for
     each layer of Dask's graph, and ``kept`` those as large as a part that its tasks leave for
     others, such as sweeps before exchanges of ghost cells. ``beside`` are the blocks that a task
@@ -55,7 +53,6 @@ class Operation:
     function: Function
     rule: Rule | None = None
     is_product: bool = False
-    plain: frozenset[str] = frozenset()
     arrays: int | None = None
     temporaries: int | None = None
     kept: int = 0
@@ -232,9 +229,9 @@ def _named() -> dict[str, Operation]:
         product("matmul", _product, rules.matmul, check=check_inner),
         product("dot", _dot, rules.dot, check=check_inner),
         product("tensordot", _tensordot, rules.tensordot, check=check_two, temporaries=3),
-        product("einsum", einsum, rules.einsum, temporaries=3),
+        product("einsum", einsum, rules.einsum, arrays=None, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
-        unary("stencil", _stencil, rules.stencil, plain=KERNEL, temporaries=4, kept=2),
+        unary("stencil", _stencil, rules.stencil, temporaries=4, kept=2),
         unary("gelu", gelu, rules.elementwise),
         unary("sum", reductions.sum, rules.reduction("add")),
         unary("mean", reductions.mean, rules.reduction("mean")),

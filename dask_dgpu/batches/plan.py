@@ -126,15 +126,10 @@ class Plan(Shown):
         return values
 
     def _rows(self) -> Rows:
-        rows = [
-            (
-                each.name,
-                " x ".join(map(str, each.shape)),
-                str(each.copies),
-                format_bytes(each.nbytes),
-            )
-            for each in self.parts
-        ]
+        rows = []
+        for each in self.parts:
+            shape = " x ".join(map(str, each.shape))
+            rows.append((each.name, shape, str(each.copies), format_bytes(each.nbytes)))
         values = {
             "peak": format_bytes(self.peak_bytes),
             "may be used": "no limit" if self.room is None else format_bytes(self.room),
@@ -146,15 +141,14 @@ class Plan(Shown):
         if not self.temporary_bytes:
             del values["between passes, on the host"]
         rows += [(name, "", "", value) for name, value in values.items()]
-        return Rows(self._headline(), ("on each device", "largest part", "copies", "bytes"), rows)
+        title = f"{self.title}: {self._outcome()}"
+        return Rows(title, ("on each device", "largest part", "copies", "bytes"), rows)
 
     def __str__(self) -> str:
         """Return a line about the batches, and the table."""
-        lines = replace(self._rows(), title="").text().strip("\n")
-        return f"{self._headline()}\n\n{lines}"
-
-    def _headline(self) -> str:
-        return f"{self.title}: {self._outcome()}"
+        rows = self._rows()
+        lines = replace(rows, title="").text().strip("\n")
+        return f"{rows.title}\n\n{lines}"
 
     def _outcome(self) -> str:
         if not self.feasible:

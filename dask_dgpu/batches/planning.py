@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
@@ -40,29 +40,16 @@ COMPLEX = {"rfft": "fft", "irfft": "ifft"}
 """Transforms from and to real numbers, and those along their other axes."""
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The seconds of a batch, and the bytes that the busiest rank receives in gangs."""
-
-    seconds: float | None
-    moved_bytes: int
-
-
-def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
-    """Plan calls that follow each other, as one plan."""
-    plans = tuple(plan_call(call, room) for call in calls)
+def plan_passes(title: str, calls: Sequence[Call], room: float, *, timed: bool = False) -> Plan:
+    """Plan calls that follow each other, as one plan; see :func:`plan_call`."""
+    plans = tuple(plan_call(call, room, timed=timed) for call in calls)
     most = max(plans, key=lambda plan: plan.peak_bytes)
     if len(plans) == 1:
         return most
-    found = replace(
-        most,
-        title=title,
-        lengths={},
-        pass_plans=plans,
-        temporary_bytes=temporary_bytes(calls),
-    )
-    if not all(plan.feasible for plan in plans):
-        return replace(found, feasible=False, batches=0, host_bytes=0, rank_bytes=0, seconds=None)
+    between = temporary_bytes(calls)
+    found = replace(most, title=title, lengths={}, pass_plans=plans, temporary_bytes=between)
+    if not found.feasible:
+        return found
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
     return replace(
         found,
@@ -73,15 +60,18 @@ def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
     )
 
 
-def plan_call(call: Call, room: float) -> Plan:
-    """Plan a call within ``room`` bytes of each device."""
+def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
+    """Plan a call within ``room`` bytes of each device.
+
+    Its seconds and the bytes between ranks take a few milliseconds, if they are wanted.
+    """
     site, notation = call.site, call.notation
     rate, overhead = transfer_rate(site), batch_seconds(site)
 
-    def seconds(lengths: Lengths) -> float:
+    def cost(lengths: Lengths) -> float:
         return call.traffic(lengths) / rate + notation.batches(lengths) * overhead
 
-    lengths = choose(notation, call.peak, seconds, room)
+    lengths = choose(notation, call.peak, cost, room)
     fits = lengths is not None
     if lengths is None:
         lengths = dict.fromkeys(notation.sizes, 1)
@@ -98,38 +88,34 @@ def plan_call(call: Call, room: float) -> Plan:
     )
     if not fits:
         return replace(found, advice=advice(site, SMALLEST, found.peak_bytes, room))
-    batches, predicted = notation.batches(lengths), predict(site, call.graph(lengths))
-    traffic, between = call.traffic(lengths), call.between_batches(lengths)
-    return replace(
-        found,
-        feasible=True,
-        batches=batches,
-        host_bytes=traffic,
-        rank_bytes=predicted.moved_bytes * batches,
-        seconds=seconds_of(site, predicted.seconds, traffic, between, batches),
-    )
+    batches, traffic = notation.batches(lengths), call.traffic(lengths)
+    found = replace(found, feasible=True, batches=batches, host_bytes=traffic)
+    if not timed:
+        return found
+    (batch, moved), between = predict(site, call.graph(lengths)), call.between_batches(lengths)
+    seconds = seconds_of(site, batch, traffic, between, batches)
+    return replace(found, rank_bytes=moved * batches, seconds=seconds)
 
 
-def predict(site: Site, result: Array) -> Prediction:
-    """Predict a graph as the optimizer will run it; unknown after an error."""
+def predict(site: Site, result: Array) -> tuple[float | None, int]:
+    """Predict a graph: its seconds, and the bytes that the busiest rank receives in gangs.
+
+    After an error of the optimizer nothing is known.
+    """
     optimizer, keys = site.optimizer, list(flatten(result.__dask_keys__()))
-    if not site.is_enabled:  # Dask computes everything: nothing has to fit
-        settings = replace(optimizer.settings, memory_limit=None, memory_cap=None)
-        facts = replace(optimizer.facts, device_memory=None)
-        optimizer = replace(optimizer, settings=settings, facts=facts)
     try:
         rewriting = optimizer.rewrite(result.dask, keys)
         ours, plain = optimizer.totals(rewriting)
     except Exception:
         if optimizer.settings.on_error == "raise":
             raise
-        return Prediction(None, 0)
+        return None, 0
     if not site.is_enabled:
-        return Prediction(plain.seconds, 0)
+        return plain.seconds, 0
     predictions = [each for _, each in rewriting.regions]
     # blocks through windows are on GPUs when a gang starts: their copies are the batch's transfer
     copies = sum(each.host_seconds for each in predictions) if site.overlaps else 0.0
-    return Prediction(ours.seconds - copies, sum(each.moved_bytes for each in predictions))
+    return ours.seconds - copies, sum(each.moved_bytes for each in predictions)
 
 
 def advice(site: Site, what: str, least: int, room: float) -> str:
@@ -137,9 +123,9 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
 
     Numbers are rounded up, so that they are enough, and include what others hold.
     """
-    free = site.room
+    free, optimizer = site.room, site.optimizer
     share = room / free if 0 < room < free else 1.0  # of one call of several at a time
-    limit, cap = enough(ceil(least / share), site.others, site.facts, site.optimizer.settings)
+    limit, cap = enough(ceil(least / share), site.others, optimizer.facts, optimizer.settings)
     given = [
         f"memory_{name} of at least {at_least(nbytes)}"
         if site.is_enabled

@@ -18,11 +18,9 @@ from dask_dgpu.array.conv2d import parameters
 from dask_dgpu.array.einsum.parse import arguments as einsum_arguments
 from dask_dgpu.array.einsum.parse import parse
 from dask_dgpu.array.stencil import taps_of
-from dask_dgpu.batches.notation import Combine, Halo, Notation
+from dask_dgpu.batches.notation import Axes, Combine, Halo, Notation
 from dask_dgpu.batches.sources import Shape, Slot
 from graph_opt.model.window import Sliding
-
-Axes = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import numpy as np
 
 from dask_dgpu.arguments import check_flag, integer, sequence
 from dask_dgpu.batches.call import Call, Request
-from dask_dgpu.batches.executor import Batches, Shared, compute
+from dask_dgpu.batches.executor import Shared, bar, compute
 from dask_dgpu.batches.held import TEMPORARIES
 from dask_dgpu.batches.operations import resolve
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import in_passes, plan_passes
 from dask_dgpu.batches.sinks import check_no_overlap
 from dask_dgpu.batches.sites import opened
-from dask_dgpu.batches.sources import Described, Operand, is_operand, numbers, operand
+from dask_dgpu.batches.sources import Operand, is_operand, numbers, operand
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.errors import RunManyError
 
@@ -191,15 +191,15 @@ def plan(
         is_shape = isinstance(value, tuple) and value and name in shapes
         if is_shape and all(isinstance(size, int | np.integer) for size in value):
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
-            return operand(name, Described(shape, kind))
+            return operand(name, np.broadcast_to(np.zeros((), kind), shape))
         return _operand(name, value)
 
     with opened(client) as site:
         request, room = Request.made(operation, arrays, options, site, make), site.room
         call = Call.planned(request)
         if call is None:
-            return Whole.planned(request, room, send=False).plan
-        return plan_passes(call.title, in_passes(call, room), room)
+            return Whole.planned(request, room, send=False).timed()
+        return plan_passes(call.title, in_passes(call, room), room, timed=True)
 
 
 def run_many(
@@ -287,7 +287,7 @@ def run_many(
     def results() -> Iterator[tuple[int, Any]]:
         """Yield the index of each call, and its result or error, as they end."""
         title = f"{operation.name}, calls"
-        with opened(client) as site, Batches(title, len(tuples), bool(progress)) as bar:
+        with opened(client) as site, bar(title, len(tuples), bool(progress)) as advance:
             used = [id(value) for call in tuples for value in call if is_operand(value)]
             used += [id(value) for value in options.values() if is_operand(value)] * len(tuples)
             shared = Shared(used, site.room / (in_flight + 1))
@@ -304,7 +304,7 @@ def run_many(
             try:
                 futures = {pool.submit(compute_one, at): at for at in range(len(tuples))}
                 for future in completed(futures):
-                    bar.advance()
+                    advance()
                     yield futures.pop(future), future.result()
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import dask
 import numpy as np
@@ -55,39 +57,17 @@ MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
 """Steps after which two arrays are taken to share elements: an exact answer may take for ever."""
 
 
-def check_out(
-    out: Any,
-    shape: Shape,
-    dtype: np.dtype[Any],
-    read: Mapping[str, Any],
-    casting: Callable[[Any], Any],
-) -> None:
-    """Raise unless a result can be written to ``out`` while arguments are read.
-
-    ``casting(out)`` returns which casts are allowed.
-    """
+def check_out(out: Any, shape: Shape) -> None:
+    """Raise unless a result of a shape can be written to ``out``."""
     needed = ("shape", "dtype", "__setitem__")
     if isinstance(out, (Array, *REFUSED)) or not all(hasattr(out, each) for each in needed):
         expected("out", "a writable NumPy, zarr or HDF5 array", out, TypeError)
     if tuple(out.shape) != shape:
         raise ValueError(f"expected out of shape {shape}, got {tuple(out.shape)}")
-    if not np.can_cast(dtype, out.dtype, casting(out)):
-        raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
     flags, file = (getattr(out, name, None) for name in ("flags", "file"))
     writable = getattr(flags, "writeable", True) and not getattr(out, "read_only", False)
     if not writable or getattr(file, "mode", None) == "r":
         raise ValueError("expected out to be writable, got a read-only array")
-    check_no_overlap({"out": out}, read)
-
-
-class _Argument(NamedTuple):
-    """An array, and the bytes of its space that it spans."""
-
-    start: int
-    stop: int
-    array: Any
-    name: str
-    is_written: bool
 
 
 def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
@@ -96,23 +76,22 @@ def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Non
     NumPy arrays are compared by their memory, arrays of zarr and HDF5 by path and name, other
     objects by identity. A Dask array counts as the arrays from which its graph reads blocks.
     """
-    spaces: dict[Any, list[_Argument]] = {}
+    spaces: defaultdict[Any, list[tuple[int, int, str, bool, Any]]] = defaultdict(list)
     for arguments, is_written in ((written, True), (read, False)):
         for name, value in arguments.items():
             for array in _sources(value) if isinstance(value, Array) else (value,):
                 span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
-                found = _Argument(*span, array, name, is_written)
-                spaces.setdefault(_space(array), []).append(found)
-    for arrays in spaces.values():
-        before: list[_Argument] = []
-        for each in sorted(arrays, key=lambda each: each.start):
-            before = [other for other in before if each.start < other.stop]
-            for other in before:
-                out, read_too = (each, other) if each.is_written else (other, each)
-                if out.is_written and _share(out.array, read_too.array):
-                    what = f"{out.name} not to share memory with {read_too.name}"
+                spaces[_space(array)].append((*span, name, is_written, array))
+    for found in spaces.values():
+        found.sort(key=itemgetter(0))
+        for at, (_, stop, name, is_written, array) in enumerate(found, 1):
+            for start, _, other, is_other_written, beside in found[at:]:
+                if start >= stop:
+                    break
+                if (is_written or is_other_written) and _share(array, beside):
+                    out, with_ = (other, name) if is_other_written else (name, other)
+                    what = f"{out} not to share memory with {with_}"
                     raise ValueError(f"expected {what}, got an overlap")
-            before.append(each)
 
 
 def _sources(array: Array) -> Iterator[Any]:
@@ -195,7 +174,7 @@ class _Selected:
 
 
 class Sink:
-    """Writes the result of a call, each part once all of its batches are there.
+    """Writes the parts of a call's result.
 
     The result is ``in_place`` if the call reads ``out``: a part that is half written could not be
     computed again.
@@ -208,12 +187,10 @@ class Sink:
         self.is_writing = False
         self._in_place = in_place
         self._staged: Any = None
-        self._sum: Sum | None = None
-        self._spans: Spans = ()
 
     def room(self, tile: Tile) -> Room | None:
-        """Return the memory for each block of a batch, of ``out`` if it may be written at once."""
-        if not (isinstance(self.out, np.ndarray) and self._is_whole(tile)):
+        """Return the memory for each block of a part, of ``out`` if it may be written at once."""
+        if not isinstance(self.out, np.ndarray):
             return None
         spans = self.notation.write_spans(self.shape, tile)
         if not self._in_place:
@@ -223,40 +200,9 @@ class Sink:
             self._staged = np.empty(shape, self.dtype)
         return lambda region: self._staged[(*region, ...)]
 
-    def add(self, tile: Tile, blocks: Blocks) -> None:
-        """Take the result of a batch."""
+    def write(self, tile: Tile, blocks: Blocks) -> None:
+        """Write a part."""
         spans = self.notation.write_spans(self.shape, tile)
-        if self._is_whole(tile):
-            self._write(spans, blocks)
-            return
-        if self._sum is None or spans != self._spans:
-            self.finish()
-            self._spans = spans
-            shape = tuple(hi - lo for lo, hi in spans)
-            self._sum = Sum(shape, self.dtype, self.notation.combine)
-        sizes, contracted = self.notation.sizes, self.notation.contracted
-        weight = prod((tile[label][1] - tile[label][0]) / sizes[label] for label in contracted)
-        for region, block in blocks:
-            self._sum.add(region, block, weight)
-        self._sum.has_values = True
-
-    def finish(self) -> None:
-        """Write the sum that is open."""
-        if self._sum is not None:
-            everything = tuple(slice(0, hi - lo) for lo, hi in self._spans)
-            self._write(self._spans, [(everything, self._sum.value())])
-            self.drop()
-
-    def drop(self) -> None:
-        """Forget the sum that is open."""
-        self._sum = None
-
-    def _is_whole(self, tile: Tile) -> bool:
-        """Whether a batch has all terms of its sums."""
-        sizes = self.notation.sizes
-        return all(tile[label] == (0, sizes[label]) for label in self.notation.contracted)
-
-    def _write(self, spans: Spans, blocks: Blocks) -> None:
         self.is_writing = True
         for region, block in blocks:
             _put(self.out, _place(spans, region), block)
@@ -295,8 +241,7 @@ class Sum:
     """Partial results of a reduction, combined.
 
     Sums of floating-point numbers keep the rounding errors of additions, and half precision is
-    added in single. Once all blocks of a partial result are added, it ``has_values``: the next one
-    may have other blocks.
+    added in single.
     """
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], combine: str) -> None:
@@ -306,10 +251,16 @@ class Sum:
         self.total = np.zeros(shape, wide)
         adds = is_inexact(dtype) and combine in ("add", "mean")
         self.errors = np.zeros(shape, wide) if adds else None
-        self.has_values = False
+        self._has_values = False
 
-    def add(self, region: Region, block: Any, weight: float) -> None:
-        """Add one block of a partial result, which has ``weight`` in a mean.
+    def add(self, blocks: Blocks, weight: float) -> None:
+        """Add the blocks of a partial result, which has ``weight`` in a mean."""
+        for region, block in blocks:
+            self._add_block(region, block, weight)
+        self._has_values = True
+
+    def _add_block(self, region: Region, block: Any, weight: float) -> None:
+        """Add one block.
 
         It goes row by row: temporaries of whole blocks would need as much memory again.
         """
@@ -321,7 +272,7 @@ class Sum:
             new = values[part].astype(total.dtype, copy=False)
             if self.combine in ("max", "min"):
                 choose = np.maximum if self.combine == "max" else np.minimum
-                total[part] = choose(total[part], new) if self.has_values else new
+                total[part] = choose(total[part], new) if self._has_values else new
                 continue
             new = new * total.dtype.type(weight) if self.combine == "mean" else new
             if errors is None:

@@ -20,7 +20,7 @@ from dask.array.core import Array
 from dask.system import CPU_COUNT
 
 from dask_dgpu.arguments import check_client
-from dask_dgpu.batches.held import Tasks, write
+from dask_dgpu.batches.held import Put, Tasks, write
 from dask_dgpu.batches.sources import (
     Chunks,
     Operand,
@@ -32,7 +32,7 @@ from dask_dgpu.batches.sources import (
     regions,
 )
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
-from dask_dgpu.environment.facts import ALONE, ClusterFacts, current_client, gather
+from dask_dgpu.environment.facts import ALONE, current_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.environment.workers import await_worker
 from dask_dgpu.optimizer import GraphOptimizer
@@ -66,15 +66,10 @@ class Here:
         default_factory=lambda: ThreadPoolExecutor(1, "dgpu-compute"), repr=False
     )
 
-    @cached_property
-    def facts(self) -> ClusterFacts:
-        """The process, with the memory that is available before anything is computed."""
-        return replace(ALONE, device_memory=int(psutil.virtual_memory().available))
-
     @property
     def room(self) -> float:
         """Bytes of the settings, or the memory that is available."""
-        room = replace(self.optimizer, facts=self.facts).room(self.others)
+        room = self.optimizer.room(self.others)
         return float("inf") if room is None else room
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
@@ -116,9 +111,9 @@ class Here:
         """Compute in threads."""
         return result.compute(**self._by_threads)
 
-    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
-        """Compute and write blocks in threads, one write at a time."""
-        write(tasks, result, out, self.threads)
+    def store(self, result: Array, put: Put, tasks: Tasks) -> None:
+        """Compute blocks in threads and ``put`` each to its place, one at a time."""
+        write(tasks, result, put, self.threads)
 
     @property
     def _by_threads(self) -> dict[str, Any]:
@@ -194,48 +189,44 @@ class Cluster:
             self._module = module
         return self._module
 
-    @property
-    def facts(self) -> ClusterFacts:
-        """The workers and their memory."""
-        return self.optimizer.facts
-
     def load(self, part: Any, chunks: Chunks) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
         module = self._module_for(part.nbytes)
         if isinstance(part, Array):
             return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
-        name = f"operand-{uuid4().hex}"
-        sent = self._deal(name, list(regions(chunks)), part.__getitem__, module)
-        return array_of(sent, chunks, part.dtype, name, module)
+        return self._dealt(part.__getitem__, chunks, part.dtype, module)
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
         """Read and send some blocks at a time, so that workers can spill them."""
-        name = f"operand-{uuid4().hex}"
-        places = list(regions(chunks))
-        sent: dict[Any, Any] = {}
-        largest = largest_nbytes(chunks, operand.dtype.itemsize)
-        count = self.ranks * max(1, AT_A_TIME // max(1, largest))
 
         def read(region: Region) -> Any:
             return operand.read([(part.start, part.stop) for part in region])
 
-        for first in range(0, len(places), count):
-            sent |= self._deal(name, places[first : first + count], read, np)
-        return array_of(sent, chunks, operand.dtype, name)
+        largest = largest_nbytes(chunks, operand.dtype.itemsize)
+        count = self.ranks * max(1, AT_A_TIME // max(1, largest))
+        return self._dealt(read, chunks, operand.dtype, np, count)
 
-    def _deal(
+    def _dealt(
         self,
-        name: str,
-        places: Sequence[tuple[Any, Region]],
         read: Callable[[Region], Any],
+        chunks: Chunks,
+        dtype: np.dtype[Any],
         module: Any,
-    ) -> dict[Any, Any]:
-        """Send blocks in even shares, in order; return their futures by index."""
-        addresses = sorted(self._addresses())
-        shares: dict[str, dict[Any, Any]] = defaultdict(dict)
-        for (index, region), owner in zip(places, dealt(len(places), len(addresses)), strict=True):
-            shares[addresses[owner]][(name, *index)] = read(region)
-        return dict(self.client.sync(self._send_all, shares, module))
+        at_a_time: int | None = None,
+    ) -> Array:
+        """Send blocks in even shares, in order, all or some ``at_a_time``; return their array."""
+        name, places = f"operand-{uuid4().hex}", list(regions(chunks))
+        sent: dict[Any, Any] = {}
+        count = at_a_time or len(places)
+        for first in range(0, len(places), count):
+            some = places[first : first + count]
+            addresses = sorted(self._addresses())
+            shares: dict[str, dict[Any, Any]] = defaultdict(dict)
+            owners = dealt(len(some), len(addresses))
+            for (index, region), owner in zip(some, owners, strict=True):
+                shares[addresses[owner]][(name, *index)] = read(region)
+            sent |= self.client.sync(self._send_all, shares, module)
+        return array_of(sent, chunks, dtype, name, module)
 
     async def _send_all(
         self, shares: Mapping[str, Mapping[Any, Any]], module: Any
@@ -354,12 +345,12 @@ class Cluster:
         finally:
             future.cancel()  # an error keeps its frames, so the future and the operands too
 
-    def store(self, result: Array, out: Any, tasks: Tasks) -> None:
-        """Compute on the workers, and write blocks in the order in which they are ready."""
+    def store(self, result: Array, put: Put, tasks: Tasks) -> None:
+        """Compute on the workers, and ``put`` blocks in the order in which they are ready."""
         started = self.start(result)
         try:
             for region, block in self.blocks(started):
-                out[region] = block
+                put(region, block)
         finally:
             self.cancel(started)
 
@@ -430,10 +421,14 @@ def opened(client: Client | None) -> Iterator[Site]:
 
 def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
     """Return the optimizer for a site, and whether it is enabled; else it is only for plans."""
-    enabled = dask.config.get("array_optimize", None)
-    scheduler = None if client is None else client.scheduler_info(n_workers=0)["id"]
+    enabled, settings = dask.config.get("array_optimize", None), read()
+    if client is None:
+        # what is available before anything is computed
+        facts = replace(ALONE, device_memory=int(psutil.virtual_memory().available))
+        if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler is None:
+            return replace(enabled, facts=facts), True
+        return GraphOptimizer(settings, facts), False
+    scheduler = client.scheduler_info(n_workers=0)["id"]
     if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler:
         return enabled.calibrated(client), True
-    settings = read()
-    facts = ALONE if client is None else gather(client, settings)
-    return GraphOptimizer(settings, facts), False
+    return GraphOptimizer(settings, gather(client, settings)), False

@@ -150,18 +150,6 @@ def is_hdf5(array: Any) -> bool:
     return hasattr(type(array), "virtual_sources")
 
 
-@dataclass(frozen=True)
-class Described:
-    """An array of which only shape and dtype are known, for plans."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    def __getitem__(self, key: tuple[slice, ...]) -> Any:
-        lengths = (len(range(*each.indices(n))) for each, n in zip(key, self.shape, strict=True))
-        return np.zeros(tuple(lengths), self.dtype)
-
-
 def is_operand(value: Any) -> bool:
     """Whether an argument is an array with axes."""
     shape = getattr(value, "shape", None)

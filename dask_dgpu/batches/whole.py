@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, prod
@@ -16,12 +16,12 @@ from dask.utils import disable_gc
 
 from dask_dgpu.array.chunks import small_steps
 from dask_dgpu.batches.call import Request
-from dask_dgpu.batches.held import Held, MemoryRule, Tasks, read_again, tasks_of
+from dask_dgpu.batches.held import Held, Tasks, held, read_again, tasks_of
 from dask_dgpu.batches.plan import Part, Plan
-from dask_dgpu.batches.planning import Prediction, advice, predict, seconds_of
+from dask_dgpu.batches.planning import advice, predict, seconds_of
 from dask_dgpu.batches.sinks import selected
 from dask_dgpu.batches.sites import Cluster, Site
-from dask_dgpu.batches.sources import Chunks, Operand, largest_nbytes
+from dask_dgpu.batches.sources import Chunks, Operand, Region, largest_nbytes
 
 VARIES = 1.1
 """Bytes that graphs of equal calls hold vary by less: their order depends on names of arrays."""
@@ -33,19 +33,12 @@ LEAST = 1 << 20
 MANY = 256
 """In this process operands have no more blocks, unless blocks of ``ENOUGH`` bytes are too large."""
 ENOUGH = 16 << 20
-FIRST = 64
-"""The same for the first graph that is tried: the tasks of a function may grow as their square."""
 MOST_TASKS = 10_000
 """Smaller blocks are not tried if there are more tasks."""
 PER_RANK = 4
 """Blocks of an operand for each rank of a cluster."""
 HELD = {True: 8, False: 32}
 """Blocks that a thread of this process holds, or a worker, which also sends and spills some."""
-SMALLER = 2
-"""
-Ratio of the block sizes that are tried in this process, one size after another. With more room all
-that are tried with less can be reached, so advice is enough.
-"""
 
 
 @dataclass(frozen=True)
@@ -68,14 +61,17 @@ class Whole:
     def planned(cls, request: Request, room: float, *, send: bool = True) -> Whole:
         """Build the graph of a request, of blocks so small that it fits, if there are any.
 
-        On a cluster operands are sent, unless the graph is only for a plan. A call may need a bit
-        more than a plan for which there was room.
+        Blocks are halved: with more room all that are tried with less can be reached, so advice is
+        enough. On a cluster operands are sent, unless the graph is only for a plan. A call may need
+        a bit more than a plan for which there was room.
         """
+        site, block = request.site, float(LARGEST)
         sources = [each for each in request.operands if not isinstance(each.source, Array)]
-        block = _first_block(sources, request.site, room)
+        while block > max(1, room / (site.threads * HELD[site.in_process])):
+            block /= 2
         best = found = cls._in_blocks(request, room, block, send)
         while not found.fits and found.is_small and any(block > _floor(each) for each in sources):
-            block /= SMALLER
+            block /= 2
             found = cls._in_blocks(request, room, block, send)
             best = min(best, found, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
@@ -102,19 +98,19 @@ class Whole:
             raise TypeError(f"expected op to be {what}, got {got}")
         usual = sum(largest_nbytes(each.chunks, each.dtype.itemsize) for each in reads)
         tasks: Tasks = {}
-        held = Held()
+        needs = Held()
         if site.in_process and not isinstance(result, Array):
-            held = Held(at_work=site.threads * HELD[True] * usual)
+            needs = Held(at_work=site.threads * HELD[True] * usual)
         elif site.in_process:
-            rule = MemoryRule(site.threads, usual, request.operation.beside, loading)
+            rule = (result, site.threads, usual, request.operation.beside, loading)
             with disable_gc(), small_steps(int(block)):  # our own operations expand to tasks
                 tasks = tasks_of(result)
-                held = rule.held(tasks, result)
-                if held.nbytes > room:  # each reader of a block loads it, so that none is kept
+                needs = held(tasks, *rule)
+                if needs.nbytes > room:  # each reader of a block loads it, so that none is kept
                     again = [each.name for each in reads]
-                    held = rule.held(tasks, result, again)
+                    needs = held(tasks, *rule, again)
                     tasks = read_again(tasks, again, list(flatten(result.__dask_keys__())))
-        return cls(request, room, result, tuple(reads), tasks, held)
+        return cls(request, room, result, tuple(reads), tasks, needs)
 
     @property
     def is_lazy(self) -> bool:
@@ -144,7 +140,7 @@ class Whole:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan; its bytes are estimates for elementwise work and reductions."""
+        """The plan; on a cluster its bytes are estimates for elementwise work and reductions."""
         request, site = self.request, self.request.site
         read = sum(each.nbytes for each in request.operands)
         written = prod(self.result.shape) * self.result.dtype.itemsize if self.is_lazy else 0
@@ -162,7 +158,6 @@ class Whole:
             least = int(VARIES * found.peak_bytes)
             needs = "Dask holds blocks that several tasks need: it"
             return replace(found, whole=True, advice=advice(site, needs, least, self.room))
-        predicted = predict(site, self.result) if self.is_lazy else Prediction(None, 0)
         spills = "Dask spills blocks to disk; use more workers to avoid this"
         return replace(
             found,
@@ -170,25 +165,39 @@ class Whole:
             batches=self.blocks,
             rows=max(self.result.chunks[0]) if self.is_lazy and self.result.ndim else 1,
             host_bytes=nbytes,
-            rank_bytes=predicted.moved_bytes,
-            seconds=seconds_of(site, predicted.seconds, nbytes, 0, 1),
             advice=spills if found.peak_bytes > self.room else "",
             whole=True,
         )
+
+    def timed(self) -> Plan:
+        """Return the plan with its seconds and the bytes between ranks."""
+        if not (self.is_lazy and self.plan.feasible):
+            return self.plan
+        site, nbytes = self.request.site, self.plan.host_bytes
+        batch, moved = predict(site, self.result)
+        return replace(self.plan, rank_bytes=moved, seconds=seconds_of(site, batch, nbytes, 0, 1))
 
     def compute(self, target: Any, advance: Callable[[], None]) -> Any:
         """Return the array with the result; if its shape is unknown before, in an unchecked one.
 
         ``advance`` is called for each block that is written.
         """
+        request, result = self.request, self.result
         if self.is_lazy:
-            out = _Counted(selected(self.request, target), advance)
-            self.request.site.store(self.result, out, self.tasks)
+            out = selected(request, target)
+
+            def put(region: Region, block: Any) -> None:
+                declared = tuple(part.stop - part.start for part in region)
+                if np.shape(block) != declared:  # NumPy would broadcast it
+                    raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
+                out[region] = block
+                advance()
+
+            request.site.store(result, put, self.tasks)
             return target
-        is_array = isinstance(self.result, Array)
-        site = self.request.site
-        values: Any = site.compute(self.result) if is_array else np.asarray(self.result)
-        target = self.request.target(target, values.shape, values.dtype)
+        is_array = isinstance(result, Array)
+        values: Any = request.site.compute(result) if is_array else np.asarray(result)
+        target = request.target(target, values.shape, values.dtype)
         target[...] = values
         return target
 
@@ -198,35 +207,11 @@ class Whole:
             self.request.site.client.cancel(list(self.reads))
 
 
-@dataclass
-class _Counted:
-    """Counts the blocks that are written to an array."""
-
-    out: Any
-    advance: Callable[[], None]
-
-    def __setitem__(self, region: Any, block: Any) -> None:
-        declared = tuple(part.stop - part.start for part in region)
-        if np.shape(block) != declared:  # NumPy would broadcast it
-            raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
-        self.out[region] = block
-        self.advance()
-
-
 def _is_of_numbers(result: Any) -> bool:
     """Whether a function returned a number or an array in place of a Dask array."""
     if is_dask_collection(result) or isinstance(result, tuple | list | str | bytes):
         return False
     return np.asarray(result).dtype.kind != "O"
-
-
-def _first_block(operands: Iterable[Operand], site: Site, room: float) -> float:
-    """Return the bytes of a block to try first, for ``room`` bytes of a device."""
-    block = float(LARGEST)
-    least = max((_floor(each, FIRST) for each in operands if site.in_process), default=0)
-    while block > max(least, room / (site.threads * HELD[site.in_process])):
-        block /= SMALLER
-    return block
 
 
 def _chunks_of(operand: Operand, site: Site, block: float) -> Chunks:
@@ -242,6 +227,6 @@ def _chunks_of(operand: Operand, site: Site, block: float) -> Chunks:
     return chunks
 
 
-def _floor(operand: Operand, many: int = MANY) -> float:
+def _floor(operand: Operand) -> float:
     """Return the least bytes of a block of an operand in this process."""
-    return min(operand.nbytes / many, ENOUGH)
+    return min(operand.nbytes / MANY, ENOUGH)

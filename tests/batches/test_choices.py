@@ -44,6 +44,10 @@ def test_choices_fit_and_cost_least(room: int) -> None:
         assert len(tiles) == PRODUCT.batches(found)
         cells = sum(np.prod([hi - lo for lo, hi in tile.values()]) for tile in tiles)
         assert cells == 1000 * 500 * 600
+    if min(found.values()) > 1:  # none can be longer
+        for label, length in found.items():
+            longer = memory({**found, label: length + 1})
+            assert length == whole[label] or longer > room
 
 
 def test_nothing_fits() -> None:
