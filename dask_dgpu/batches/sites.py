@@ -421,14 +421,13 @@ def opened(client: Client | None) -> Iterator[Site]:
 
 def _optimizer(client: Client | None) -> tuple[GraphOptimizer, bool]:
     """Return the optimizer for a site, and whether it is enabled; else it is only for plans."""
-    enabled, settings = dask.config.get("array_optimize", None), read()
-    if client is None:
-        # what is available before anything is computed
+    enabled = dask.config.get("array_optimize", None)
+    scheduler = None if client is None else client.scheduler_info(n_workers=0)["id"]
+    is_enabled = isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler
+    settings = enabled.settings if is_enabled else read()
+    if client is None:  # with what is available before anything is computed
         facts = replace(ALONE, device_memory=int(psutil.virtual_memory().available))
-        if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler is None:
-            return replace(enabled, facts=facts), True
-        return GraphOptimizer(settings, facts), False
-    scheduler = client.scheduler_info(n_workers=0)["id"]
-    if isinstance(enabled, GraphOptimizer) and enabled.facts.scheduler == scheduler:
+        return GraphOptimizer(settings, facts), is_enabled
+    if is_enabled:
         return enabled.calibrated(client), True
     return GraphOptimizer(settings, gather(client, settings)), False
