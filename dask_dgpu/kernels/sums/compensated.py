@@ -136,13 +136,13 @@ def _expression(axes: tuple[int, ...], ndim: int, doubles: bool) -> Expression:
 
 
 def _walked(block: Array, axes: Sequence[int]) -> Pair:
-    from dask_dgpu.kernels.sums.host import ADD_COMPENSATED
+    from dask_dgpu.kernels.sums.host import add_compensated
 
     flat, form, shape, steps = steps_of(block, axes)
-    add, pair = ADD_COMPENSATED[flat.dtype.name], Pair(np.zeros(shape), np.zeros(shape))
+    pair = Pair(np.zeros(shape), np.zeros(shape))
     for target, walks in steps:
         for walk in walks:
-            add(flat, pair.sums[target], pair.compensations[target], *walk)
+            add_compensated(flat, pair.sums[target], pair.compensations[target], *walk)
     return pair.each(form.restored)
 
 

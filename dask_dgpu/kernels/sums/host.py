@@ -58,37 +58,17 @@ def _fold(
 
 
 @compiled
-def add_exact(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
-    """Add single precision numbers in double, without compensation in the lanes."""
-    start, outer, across, rows, down, width, along, most, kept = walk
-    lanes, lost = np.empty(most), np.empty(most)
-    for o in range(outer):
-        for lo in range(0, width, most):
-            n = min(most, width - lo)
-            lanes[:n] = 0.0
-            lost[:n] = 0.0
-            for r in range(rows):
-                at = start + o * across + r * down + lo * along
-                if along == 1:
-                    row = flat[at : at + n]
-                    for j in range(n):
-                        lanes[j] += row[j]
-                else:
-                    for j in range(n):
-                        lanes[j] += flat[at + j * along]
-            _fold(lanes, lost, n, min(kept, n), sums[o, lo:], compensations[o, lo:])
-
-
-@compiled
 def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) -> None:
-    """Add doubles; sum the rounding error of each addition.
+    """Add doubles, and the rounding error of each addition; or single precision, in double.
 
-    The lanes are folded into the sums after each stretch of about sqrt(rows) rows. The error of
-    the summed errors then grows with the number of rows, not with its square.
+    Lanes of doubles are folded into the sums after each stretch of about sqrt(rows) rows. The error
+    of the summed errors then grows with the number of rows, not with its square. Single precision
+    needs no compensation in the lanes, and one stretch.
     """
     start, outer, across, rows, down, width, along, most, kept = walk
     lanes, lost = np.empty(most), np.empty(most)
-    stretch = max(SHORTEST, math.ceil(math.sqrt(rows)))
+    single = flat.itemsize == 4
+    stretch = rows if single else max(SHORTEST, math.ceil(math.sqrt(rows)))
     for o in range(outer):
         for lo in range(0, width, most):
             n = min(most, width - lo)
@@ -98,7 +78,13 @@ def add_compensated(flat: Array, sums: Array, compensations: Array, *walk: int) 
                 for r in range(begin, min(begin + stretch, rows)):
                     at = start + o * across + r * down + lo * along
                     row = flat[at : at + (n - 1) * along + 1]
-                    if along == 1:
+                    if single and along == 1:
+                        for j in range(n):
+                            lanes[j] += row[j]
+                    elif single:
+                        for j in range(n):
+                            lanes[j] += row[j * along]
+                    elif along == 1:
                         for j in range(n):
                             lanes[j], error = _two_sum(lanes[j], row[j])
                             lost[j] += error
@@ -235,6 +221,3 @@ def add_binned(flat: Array, limbs: Array, used: Array, special: Array, *walk: in
                     largest = _largest(bits, size)
             _flush(mine, used, first, n, k, high, count)
             _flush(mine, used, second, n, k, low, count)
-
-
-ADD_COMPENSATED = {"float32": add_exact, "float64": add_compensated}
