@@ -114,7 +114,6 @@ class _Rows(Domain):
         grid = -(-self.kept.size * self.group // threads), 1
         options = {"threads": threads, "bounds": str(threads)}
         entry = self.entry("on_chip", written(kinds), self.sizes, grid, **options)
-        limits = set[str]().union(*(reductions.limits for reductions in self.passes))
         states = [each.struct(f"States{number}") for number, each in enumerate(self.passes)]
         kept = [operand for operand in self.read if self._keeps(operand)]
         loads = {x: self.load(x, f"g_{x.name}[{self._item(x)}]", self.reduced) for x in kept}
@@ -140,7 +139,7 @@ class _Rows(Domain):
             "items": self.items,
             "exact": int(whole and self.items & (self.items - 1) == 0),
         }
-        source = STATES + "".join(sorted(limits)) + "".join(states) + SHARE + source
+        source = STATES + "".join(states) + SHARE + source
         outputs = [self.output(node, self.wholes[at]) for at, node in enumerate(self.results)]
         return self.launch(source, [entry], outputs)
 

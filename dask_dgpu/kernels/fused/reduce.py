@@ -21,7 +21,7 @@ from dask_dgpu.kernels.fused.device_functions import value_type
 from dask_dgpu.kernels.fused.kernel import THREADS, Entry, Launch
 from dask_dgpu.kernels.fused.layout import Domain, written
 from dask_dgpu.kernels.fused.source import Code, Known
-from dask_dgpu.kernels.fused.states import BYTES, State, limits, result, taken
+from dask_dgpu.kernels.fused.states import BYTES, State, result, taken
 from dask_dgpu.kernels.fused.states import SOURCE as STATES_SOURCE
 
 MULTIPROCESSORS = 132
@@ -58,12 +58,10 @@ class Reductions:
         self.dtypes = [found[at].dtype for at in several]
         self.states: list[State] = []
         self.values: list[str] = []
-        self.limits: set[str] = set()  # C++ types of start values
         for node, state in (domain.reductions[at] for at in several):
             dtype = found[node.argument].dtype
             value = self.code.value(node.argument, domain.everywhere)
             self.values.append(taken(value, state, dtype))
-            self.limits.add(limits(node, dtype))
             self.states.append(state)
 
     @property
@@ -209,7 +207,7 @@ def _source(
     return SOURCES % {
         **macros,
         **reductions.macros("[R][N]", "[j % R][e]", "into[r].s{at}.take(a{at}[r], places);"),
-        "states": STATES_SOURCE + "".join(sorted(reductions.limits)) + reductions.struct(),
+        "states": STATES_SOURCE + reductions.struct(),
         "parameters": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(kinds)),
         "writes": " ".join(
             f"out{at}[kept] = stored<{kind}>({results[at]});" for at, kind in enumerate(kinds)

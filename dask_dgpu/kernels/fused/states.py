@@ -58,14 +58,19 @@ template <class T> struct WORDS(T) Sum {
         }                                                                                   \
         void merge(const Name& other) { value = both(value, other.value); }                 \
     };
-#define EXTREME(Name, function) \
-    template <class T, class Limit> struct WORDS(T) Name \
-    FOLDED(Name, T, T, Limit::value(), function(a, b))
+// The largest value of a type, or the smallest.
+template <class T> T limit(bool largest) {
+    if constexpr (Is<T>::real) return __int_as_float(largest ? 0x7f800000 : 0xff800000);
+    else if constexpr (Same<T, bool>::value || (T) -1 > 0) return largest ? (T) -1 : (T) 0;
+    else return (T) ((ULong) 1 << (8 * sizeof(T) - 1)) ^ (largest ? -1 : 0);
+}
+#define EXTREME(Name, function, first) \
+    template <class T> struct WORDS(T) Name FOLDED(Name, T, T, first, function(a, b))
 template <class T> struct WORDS(T) Product FOLDED(Product, T, T, cast<T>(1), np_multiply(a, b))
-EXTREME(Maximum, np_maximum)
-EXTREME(Minimum, np_minimum)
-EXTREME(FMax, np_fmax)
-EXTREME(FMin, np_fmin)
+EXTREME(Maximum, np_maximum, limit<T>(false))
+EXTREME(Minimum, np_minimum, limit<T>(true))
+EXTREME(FMax, np_fmax, __int_as_float(0x7fc00000))
+EXTREME(FMin, np_fmin, __int_as_float(0x7fc00000))
 struct Any FOLDED(Any, bool, int, 0, a | b)
 struct All FOLDED(All, bool, int, 1, a & b)
 struct Nonzero FOLDED(Nonzero, bool, Long, 0, a + b)
@@ -230,8 +235,7 @@ def state_of(node: Reduce, argument: Typed, found: Typed) -> State | None:
                 text = f"sqrt({'half_rounded' if half else ''}{text})"
             return State(f"Moments<{value_type(dtype)}>", dtype, text, values=3)
         case "min" | "max" | "nanmin" | "nanmax" if not complex_:
-            name = _extreme(node.function, source)
-            kind = f"{name}<{value_type(source)}, {limit_name(node.function, source)}>"
+            kind = f"{_extreme(node.function, source)}<{value_type(source)}>"
             return State(kind, source, "{s}.value")
         case "argmin" | "argmax" if not complex_:
             largest = "true" if node.function == "argmax" else "false"
@@ -254,27 +258,6 @@ def _extreme(function: str, dtype: np.dtype[Any]) -> str:
     if "max" in function:
         return "FMax" if ignores else "Maximum"
     return "FMin" if ignores else "Minimum"
-
-
-def limit_name(function: str, dtype: np.dtype[Any]) -> str:
-    """Return the name of the C++ type of a start value."""
-    return f"Start_{function}_{dtype.name}"
-
-
-def limits(node: Reduce, dtype: np.dtype[Any]) -> str:
-    """Return the C++ type of the start value of a largest or smallest element, or nothing."""
-    if node.function not in ("min", "max", "nanmin", "nanmax"):
-        return ""
-    largest = "max" in node.function
-    if dtype.kind == "b":
-        value = literal(not largest, dtype)
-    elif dtype.kind == "f":
-        ignores = node.function.startswith("nan")
-        value = literal(np.nan if ignores else -np.inf if largest else np.inf, dtype)
-    else:
-        value = literal(getattr(np.iinfo(dtype), "min" if largest else "max"), dtype)
-    name = limit_name(node.function, dtype)
-    return f"struct {name} {{ static {value_type(dtype)} value() {{ return {value}; }} }};\n"
 
 
 def taken(value: str, state: State, source: np.dtype[Any]) -> str:
