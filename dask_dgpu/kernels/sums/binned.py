@@ -114,9 +114,11 @@ def block_sum(block: Array, axes: Sequence[int]) -> Binned:
     """
     block = as_real(block)
     if block.size == 0:
-        shape = [n for k, n in enumerate(block.shape) if k not in axes]
-        limbs, special = np.zeros((0, *shape), np.int64), np.zeros(shape, np.uint8, like=block)
-        return Binned(0, limbs, placed(special, special.size))
+        special = np.zeros(
+            [n for k, n in enumerate(block.shape) if k not in axes], "u1", like=block
+        )
+        special = placed(special, special.size)
+        return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
     return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
 
 
