@@ -72,6 +72,18 @@ def test_new_data_and_results_that_stay(client: Client, device: str, in_memory: 
     nothing_left(client)
 
 
+def test_explain_has_the_time_of_a_recording(client: Client, device: str, in_memory: Any) -> None:
+    *_, x = check(in_memory, range(4))
+    rows = dgpu.explain(x, measured=True).to_dict()["operations"]
+    recorded = [row for row in rows if "recorded: " in row["why"]]
+    assert bool(recorded) == (device == "cuda")
+    times = [row["measured"] for row in rows]
+    if recorded:
+        assert max(time or 0 for time in times) > 1e-5
+    else:
+        assert all(time > 0 for time in times)
+
+
 def _scaled(x: da.Array) -> da.Array:
     return (x - x.mean(axis=0)) / x.std() + abs(x).max()
 
