@@ -1,7 +1,7 @@
 """The transports beside each other: a tiny all-reduce, and an all-to-all that fills the links.
 
 Bare processes without Dask, one per GPU where there are any. Which transports are
-compared depends on what is installed: gloo and UCX on CPUs, NCCL and UCX on GPUs.
+compared depends on what is installed: TCP, Dask's and UCX on CPUs, NCCL and UCX on GPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CALLS = 100
 
 def transports(device: str) -> list[bootstrap.Transport]:
     """Return those that carry arrays of the device and are installed."""
-    found: list[bootstrap.Transport] = ["nccl"] if device == "cuda" else ["gloo", "dask"]
+    found: list[bootstrap.Transport] = ["nccl"] if device == "cuda" else ["tcp", "dask"]
     return [*found, "ucx"] if find_spec("ucxx") is not None else found
 
 

@@ -93,7 +93,7 @@ def _seconds_of_torch(shape: Shape, sizes: Sizes) -> list[float]:
 
 
 def rank_program(sizes: Sizes) -> list[list[float]]:
-    """Return the seconds of the gang's program in bare processes over gloo, for all images."""
+    """Return the seconds of the gang's program in bare processes over TCP, for all images."""
     ranks = zip(*run_ranks(RANKS, _convolve_on_ranks, sizes), strict=True)
     return [slowest(list(seconds)) for seconds in ranks]
 

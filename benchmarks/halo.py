@@ -145,7 +145,7 @@ def _plan(n: int, size: int, steps: int) -> SweepPlan:
 
 
 def rank_program(report: Report, sizes: Sizes, shared: float) -> None:
-    """Run the gang's program in bare processes over gloo: no Dask at all."""
+    """Run the gang's program in bare processes over TCP: no Dask at all."""
     found = run_ranks(RANKS, _iterate, sizes)
     seconds = slowest([times for times, _ in found])
     _add(report, sizes, "jacobi, rank program", seconds, sizes.steps, shared, sweeps=found[0][1])

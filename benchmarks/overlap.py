@@ -1,4 +1,4 @@
-"""Overlap of transfers and compute: rank programs in one part and in more, over gloo.
+"""Overlap of transfers and compute: rank programs in one part and in more, over TCP.
 
 Over the loopback a transfer needs the cores that it would leave to the compute. So the programs
 run once more with each message delayed as on a network.
@@ -198,15 +198,15 @@ def _report(report: Report, name: str, runs: dict[int, list[Run]], facts: dict[s
         )
 
 
-def _run_cases(gloo: Comm, sizes: Sizes) -> list[dict[int, list[Run]]]:
+def _run_cases(inner: Comm, sizes: Sizes) -> list[dict[int, list[Run]]]:
     found = []
     for rate, case in product(NETWORKS.values(), CASES.values()):
-        comm = TimedComm(gloo if rate is None else Slowed(gloo, rate))
-        programs = case(sizes, gloo.rank, gloo.size)
+        comm = TimedComm(inner if rate is None else Slowed(inner, rate))
+        programs = case(sizes, inner.rank, inner.size)
         runs: dict[int, list[Run]] = {parts: [] for parts in programs}
         for _ in range(1 + sizes.repetitions):
             for parts, program in programs.items():
-                gloo.barrier()
+                inner.barrier()
                 comm.take()
                 start = time.perf_counter()
                 program(comm=comm)

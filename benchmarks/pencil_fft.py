@@ -103,7 +103,7 @@ def _numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
 
 
 def rank_program(report: Report, sizes: Sizes) -> None:
-    """Run the gang's program in bare processes over gloo: no Dask at all."""
+    """Run the gang's program in bare processes over TCP: no Dask at all."""
     found = run_ranks(RANKS, _transform_on_ranks, sizes)
     seconds = slowest([times for times, _ in found])
     report.add("fft2, rank program", seconds, steps=found[0][1], **sizes.facts)

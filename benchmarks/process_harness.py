@@ -1,4 +1,4 @@
-"""Processes of their own: with a number of BLAS threads, and as ranks over gloo, without Dask."""
+"""Processes of their own: with a number of BLAS threads, and as ranks over TCP, without Dask."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def processes(
 def run_ranks(number: int, program: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return what ``program(comm, *arguments)`` returns in each of some processes.
 
-    They are connected over gloo, and each has one BLAS thread.
+    They are connected over TCP, and each has one BLAS thread.
     """
     relay = Relay()
     given = number, relay.address, program, arguments
@@ -98,7 +98,7 @@ def _run_rank(
     arguments: tuple[Any, ...],
 ) -> None:
     comm: Comm = bootstrap.connect(
-        "gloo",
+        "tcp",
         host=HOST,
         store=join_relay(relay, "benchmark"),
         rank=rank,

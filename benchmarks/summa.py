@@ -125,7 +125,7 @@ def _multiply(rank: int, pipe: Connection, n: int, repetitions: int) -> None:
 
 
 def rank_program(report: Report, sizes: Sizes) -> None:
-    """Run the gang's program in bare processes over gloo: no Dask at all."""
+    """Run the gang's program in bare processes over TCP: no Dask at all."""
     found = zip(*run_ranks(RANKS, _multiply_on_ranks, sizes), strict=True)
     for (n, chunk), ranks in zip(sizes.products, found, strict=True):
         seconds, (mesh, steps) = slowest([times for times, _ in ranks]), ranks[0][1]

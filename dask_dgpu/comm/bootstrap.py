@@ -20,10 +20,10 @@ from dask_dgpu.errors import CommError
 if TYPE_CHECKING:
     from dask_dgpu.comm.streams import Streams
 
-Transport = Literal["dask", "gloo", "nccl", "ucx"]
+Transport = Literal["dask", "nccl", "tcp", "ucx"]
 
 #: The transports of :func:`connect`.
-TRANSPORTS: tuple[Transport, ...] = ("dask", "gloo", "nccl", "ucx")
+TRANSPORTS: tuple[Transport, ...] = ("dask", "nccl", "tcp", "ucx")
 
 
 def connect(
@@ -50,8 +50,8 @@ def connect(
     - A later wait raises after ``limit`` seconds. By default it lasts until the communicator is
       aborted, from outside or because a peer is lost.
     - ``device`` is this rank's CUDA device, in this process's numbering. Without it, ``"ucx"`` only
-      carries NumPy arrays; ``"dask"`` and ``"gloo"`` never carry others.
-    - ``"ucx"`` listens on ``ports`` from the first to the last, if there are any; ``"gloo"`` and
+      carries NumPy arrays; ``"dask"`` and ``"tcp"`` never carry others.
+    - ``"ucx"`` listens on ``ports`` from the first to the last, if there are any; ``"tcp"`` and
       ``"nccl"`` cannot be told.
     - ``streams`` are those of ``"dask"``, which it closes.
     - Aborting ``lifetime``, from any thread, ends the connecting. Its ``threads`` then include a
@@ -97,10 +97,10 @@ def _joining(
         if streams is None:
             raise ValueError("expected streams for the transport 'dask', got None")
         return partial(join, streams=streams)
-    if kind == "gloo":
-        from dask_dgpu.comm.gloo import GlooComm
+    if kind == "tcp":
+        from dask_dgpu.comm import sockets
 
-        return partial(GlooComm, host=host)
+        return partial(sockets.connect, host=host)
     if kind == "ucx":
         return partial(_import_ucx().join, device=device, ports=ports)
     from dask_dgpu.comm.nccl.communicator import NcclComm

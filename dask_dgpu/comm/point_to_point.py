@@ -1,8 +1,7 @@
 """All collectives, composed of ordered messages between two ranks.
 
 A transport only posts sends and receives; this module adds the collectives, for every dtype.
-Reductions run in rank order, so their bits equal those of ``local``. Measured over gloo on one
-host, they are as fast as gloo's own collectives.
+Reductions run in rank order, so their bits equal those of ``local``.
 
 A collective is a generator that posts messages, yields them, resumes once they are done, and may
 post more::
@@ -25,7 +24,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Any, Literal, Protocol
@@ -50,7 +48,7 @@ from dask_dgpu.errors import CommError
 # Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
 _ONE_ROUND = 16 * 1024
 # Up to this many bytes of one round, a thread costs more than it can hide.
-_WITHOUT_THREAD = 256 * 1024
+WITHOUT_THREAD = 256 * 1024
 # Extra seconds for the thread that waits for a message: its error names the peer.
 _GRACE = 1.0
 
@@ -68,28 +66,45 @@ class Message(Protocol):
 
 
 class Posted:
-    """A message that another thread ends: the first to do so. Errors call it ``what``."""
+    """A message that another thread ends: the first to do so. Errors call it ``what``.
 
-    def __init__(self, what: str) -> None:
+    ``changed`` is notified of its end.
+    """
+
+    def __init__(self, what: str, changed: threading.Condition) -> None:
         self.what = what
-        self.over: Future[Any] = Future()
+        self.over = False
+        self.result: Any = None
+        self.fault: str | None = None
+        self._changed = changed
 
     def wait(self, seconds: float | None) -> None:
         """Block until it is done; raise ``CommError`` if it failed or is late."""
-        try:
-            self.over.result(seconds)
-        except TimeoutError:
-            raise CommError(f"{self.what} did not finish within the time limit") from None
+        self.sleep(seconds)
+        self.check()
 
-    def end(self, result: Any = None) -> None:
-        """Complete it."""
-        if not self.over.done():
-            self.over.set_result(result)
+    def sleep(self, seconds: float | None) -> None:
+        """Block until it is done or late."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.over, seconds)
+
+    def check(self) -> None:
+        """Raise ``CommError`` if it failed or is not done."""
+        if not self.over:
+            raise CommError(f"{self.what} did not finish within the time limit")
+        if self.fault is not None:
+            raise CommError(f"{self.what} failed: {self.fault}")
+
+    def end(self, result: Any = None, fault: str | None = None) -> None:
+        """Complete it, by a fault if there is one."""
+        with self._changed:
+            if not self.over:
+                self.result, self.fault, self.over = result, fault, True
+                self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
         """Make ``wait`` raise."""
-        if not self.over.done():
-            self.over.set_exception(CommError(f"{self.what} failed: {reason}"))
+        self.end(fault=reason)
 
 
 Steps = Iterator[list[Message]]
@@ -230,7 +245,7 @@ class PointToPointComm(ABC):
         """Start a collective of one round of so many bytes, or of several rounds."""
         self._lifetime.check()
         work = StepsWork(self, name)
-        work.start(steps, by_thread=nbytes is None or nbytes > _WITHOUT_THREAD)
+        work.start(steps, by_thread=nbytes is None or nbytes > WITHOUT_THREAD)
         return work
 
     def _next_tag(self) -> int:

@@ -1,9 +1,9 @@
-"""Ranks over ordered streams that somebody else opens, such as Dask's connections between workers.
+"""Ranks over ordered streams: sockets of our own, or Dask's connections between workers.
 
 A stream carries packets in order, and keeps no copy of what it sends. Messages are matched by
 sender and tag, in order::
 
-    up to 64 KiB     DATA ---------------------------->   the receiver may be late
+    up to 256 KiB    DATA ---------------------------->   the receiver may be late
     more             <---- READY, DATA --->, <---- DONE   sent when the receiver expects it
 
 So a receiver that is late never has more than small messages in memory, and a sender's buffer is
@@ -20,14 +20,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dask_dgpu.comm.common import Lifetime, pieces, take_first
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Posted, Verb
+from dask_dgpu.comm.common import Lifetime, take_first
+from dask_dgpu.comm.point_to_point import (
+    WITHOUT_THREAD,
+    Message,
+    PointToPointComm,
+    Posted,
+    Verb,
+)
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommError
 
-# Up to so many bytes a message is copied and sent at once.
-_AT_ONCE = 64 * 1024
+# Up to so many bytes a message is copied and sent at once. Collectives with larger messages have
+# threads, which wait for READY and DONE.
+_AT_ONCE = WITHOUT_THREAD
 
 # Seconds in which sent messages reach their receivers after the end of a rank.
 _CLOSING = 10.0
@@ -52,10 +59,10 @@ class Streams(Protocol):
     """The address at which other ranks reach this one."""
 
     def open(self, rank: int, addresses: Sequence[str], comm: StreamComm) -> None:
-        """Open a stream to each other rank, which does the same; does not block.
+        """Open a stream to each other rank, which does the same.
 
-        Packets go to ``comm.receive``. The end of a stream, and the failure to open one, go to
-        ``comm.lose``.
+        Packets go to ``comm.receive``. The end of a stream, and the later failure to open one, go
+        to ``comm.lose``.
         """
 
     def send(self, peer: int, kind: Kind, tag: int, data: Any) -> None:
@@ -64,6 +71,9 @@ class Streams(Protocol):
         ``data`` is ``None``, bytes, or a flat view of memory that does not change before DONE.
         """
 
+    def wait(self, message: Posted, seconds: float | None) -> None:
+        """Block until a message is over or late; it may receive packets meanwhile."""
+
     def close(self, seconds: float) -> None:
         """Close all streams; from any thread, does not block.
 
@@ -71,22 +81,33 @@ class Streams(Protocol):
         """
 
 
-class _Received(Posted):
-    """A receive, which copies the frames that came into its ``target`` in the waiting thread."""
+class Packet(Posted):
+    """A message that is sent or received; a receive has a ``target``.
 
-    def __init__(self, what: str, target: Buffer) -> None:
-        super().__init__(what)
-        self._target = target
+    The waiting thread copies the frames to the target, unless they came there.
+    """
+
+    def __init__(self, what: str, comm: StreamComm, target: Buffer | None) -> None:
+        super().__init__(what, comm._lifetime.changed)
+        self._streams = comm._streams
+        self.target = target
 
     def wait(self, seconds: float | None) -> None:
-        super().wait(seconds)
-        frames = [np.frombuffer(frame, np.uint8) for frame in self.over.result()]
-        sizes = [frame.size for frame in frames]
-        if sum(sizes) != self._target.size:
-            text = f"expected {self._target.size} bytes, got {sum(sizes)}"
+        """Block until it is done; raise ``CommError`` if it failed or is late."""
+        self._streams.wait(self, seconds)
+        self.check()
+        target = self.target
+        if target is None or self.result[0] is target:
+            return
+        nbytes = sum(map(len, self.result))
+        if nbytes != target.size:
+            text = f"expected {target.size} bytes, got {nbytes}"
             raise CommError(f"{self.what} failed: {text}")
-        for part, frame in zip(pieces(self._target, sizes), frames, strict=True):
-            part[...] = frame
+        start = 0
+        for frame in self.result:
+            stop = start + len(frame)
+            target[start:stop] = np.frombuffer(frame, np.uint8)
+            start = stop
 
 
 class StreamComm(PointToPointComm):
@@ -97,7 +118,7 @@ class StreamComm(PointToPointComm):
         self._streams = streams
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
-        self._expected: dict[Place, deque[Posted]] = defaultdict(deque)
+        self._expected: dict[Place, deque[Packet]] = defaultdict(deque)
         self._arrived: dict[Place, deque[Any]] = defaultdict(deque)
         self._unsent: dict[Place, deque[tuple[Buffer, Posted]]] = defaultdict(deque)
         self._sent: dict[Place, deque[Posted]] = defaultdict(deque)
@@ -122,6 +143,16 @@ class StreamComm(PointToPointComm):
                     self._arrived[place].append(frames)
                 else:
                     message.end(frames)
+
+    def target(self, peer: int, tag: int, nbytes: int) -> Buffer | None:
+        """Return the target of the next receive from a peer, if it expects so many bytes.
+
+        Streams may write to it before :meth:`receive` gets it as the only frame.
+        """
+        with self._lock:
+            expected = self._expected.get((peer, tag))
+            target = expected[0].target if expected else None
+        return target if target is not None and target.size == nbytes else None
 
     def lose(self, peer: int, reason: str) -> None:
         """Fail all messages of a peer that can be reached no more; never blocks.
@@ -153,7 +184,7 @@ class StreamComm(PointToPointComm):
         if not isinstance(data, np.ndarray):
             raise ValueError("expected a buffer on the host, got one on a GPU")
         place = peer, tag
-        message: Posted = _Received(what, data) if verb == "recv" else Posted(what)
+        message = Packet(what, self, data if verb == "recv" else None)
         with self._lock:
             self._lifetime.check()
             arrived = take_first(self._arrived, place) if verb == "recv" else None
@@ -215,5 +246,6 @@ def join(
         comm.limit = limit
     except BaseException:
         comm.abort("it did not connect")
+        streams.close(0.0)  # an abort before may have missed streams that opened meanwhile
         raise
     return comm

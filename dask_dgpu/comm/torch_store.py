@@ -1,4 +1,4 @@
-"""A store as torch's groups expect it, for gloo and NCCL."""
+"""A store as torch's groups expect it, for NCCL."""
 
 # torch documents the methods of its stores.
 # ruff: noqa: D102
@@ -23,7 +23,7 @@ class TorchStore(dist.Store):
 
     torch's own stores are servers with a port, and their waits only have a time limit. Each wait
     raises after ``limit`` seconds. The caller keeps a reference: torch calls the methods of this
-    object, but does not keep it. ``published`` is all that torch has set here.
+    object, but does not keep it.
     """
 
     def __init__(self, store: Store, limit: float, lifetime: Lifetime) -> None:
@@ -31,11 +31,9 @@ class TorchStore(dist.Store):
         self._store = store
         self._limit = limit
         self.lifetime = lifetime
-        self.published = b""
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self.published += data
         self._store.set(_own(key), data)
 
     def check(self, keys: Sequence[str]) -> bool:

@@ -67,8 +67,10 @@ _LAST_WAIT = 2.0
 class UcxMessage(Posted):
     """A posted send or receive; ``hang_up`` is called with the reason if it is late."""
 
-    def __init__(self, what: str, hang_up: Callable[[str], None]) -> None:
-        super().__init__(what)
+    def __init__(
+        self, what: str, changed: threading.Condition, hang_up: Callable[[str], None]
+    ) -> None:
+        super().__init__(what, changed)
         self._hang_up = hang_up
 
     def wait(self, seconds: float | None) -> None:
@@ -76,13 +78,13 @@ class UcxMessage(Posted):
         try:
             super().wait(seconds)
         except CommError as error:
-            if not self.over.done():
+            if not self.over:
                 self._hang_up(str(error))
             raise
 
     def succeeded(self) -> bool:
         """Return whether it is done without an error."""
-        return self.over.done() and self.over.exception() is None
+        return self.over and self.fault is None
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ class UcxChannel:
         self.device = device
         self._ports = ports
         self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._ended: str | None = None
         self._calls: deque[tuple[Callable[[UcxWorker], None], UcxMessage | None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -250,7 +253,7 @@ class UcxChannel:
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         """Prepare for messages to the workers at these addresses, one per rank."""
-        done = UcxMessage(f"rank {self.rank}'s connection", self.fail)
+        done = UcxMessage(f"rank {self.rank}'s connection", self._changed, self.fail)
         self._do(lambda worker: self._connect(worker, addresses, done), done)
         done.wait(self.timeout)
 
@@ -259,7 +262,7 @@ class UcxChannel:
 
         The data must not change until the message is done. Errors call it ``what``.
         """
-        message = UcxMessage(what, self.fail)
+        message = UcxMessage(what, self._changed, self.fail)
         self._do(lambda worker: worker.post(verb, peer, data, tag, message), message)
         return message
 
@@ -351,7 +354,7 @@ class UcxChannel:
         done.end()
 
     def _exchange_farewell(self, worker: UcxWorker, verb: Verb, peer: int) -> UcxMessage:
-        message = UcxMessage(f"the farewell of rank {peer}", self.fail)
+        message = UcxMessage(f"the farewell of rank {peer}", self._changed, self.fail)
         worker.post(verb, peer, np.zeros(1, np.uint8), _FAREWELL, message)
         return message
 

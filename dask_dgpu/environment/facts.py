@@ -49,7 +49,7 @@ class ClusterFacts:
     device: Literal["cpu", "cuda"]
     device_memory: int | None
     one_sided: bool = False  # ranks can read each other's memory: GPUs of one host, or threads
-    transport: Transport = "gloo"
+    transport: Transport = "tcp"
     cores: int = 1  # blocks that Dask computes at a time
     scheduler: str | None = None
     protocol: str = "tcp"  # of Dask's own transfers: tcp, tls, ucx, ucxx, or inproc
@@ -219,7 +219,7 @@ def _gather(
     if settings.device == "cpu" or (settings.device == "auto" and not found):
         if settings.comm == "nccl":
             raise ValueError(
-                "expected setting dgpu.comm to be auto, dask, gloo or ucx for workers on CPUs, "
+                "expected setting dgpu.comm to be auto, dask, tcp or ucx for workers on CPUs, "
                 "got 'nccl'"
             )
         transport = choose_transport(client, settings, "cpu", _protocol(probes))
@@ -229,7 +229,7 @@ def _gather(
             f"expected setting dgpu.device to be 'cpu', got {settings.device!r}: only "
             f"{len(found)} of {len(probes)} workers have a CUDA device"
         )
-    if settings.comm in ("dask", "gloo"):
+    if settings.comm in ("dask", "tcp"):
         raise ValueError(
             "expected setting dgpu.comm to be auto, nccl or ucx for workers on GPUs, "
             f"got {settings.comm!r}"

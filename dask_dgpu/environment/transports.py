@@ -18,7 +18,6 @@ ENCRYPTED = ("tls", "wss")
 """Protocols of Dask's that encrypt."""
 
 NEEDED = {
-    "gloo": "torch (pip install 'dask-dgpu[torch]')",
     "nccl": "torch with CUDA",
     "ucx": "ucxx (pip install 'dask-dgpu[ucx]')",
 }
@@ -30,7 +29,7 @@ def choose_transport(
 ) -> Transport:
     """Return the transport of the settings, or for ``auto`` the best that is allowed.
 
-    On a cluster with TLS, only the transport ``dask`` needs no permission, and gloo gets none.
+    On a cluster with TLS, only the transport ``dask`` needs no permission.
     """
     probes = ask_workers(client, installed_transports)
     encrypted, limited = protocol in ENCRYPTED, settings.limits.ports is not None
@@ -40,12 +39,15 @@ def choose_transport(
     else:
         have = set(TRANSPORTS).intersection(*probes.values())
         if device == "cpu":
-            transport = "gloo" if "gloo" in have and not encrypted and not limited else "dask"
+            transport = "dask" if encrypted or limited else "tcp"
         else:
             transport = "ucx" if "ucx" in have and (limited or "nccl" not in have) else "nccl"
-    if encrypted:
-        _check_private(transport, settings)
-    if limited and transport in ("gloo", "nccl"):
+    if encrypted and transport != "dask" and not settings.comm_plaintext:
+        raise ValueError(
+            f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
+            "cluster with TLS, got False: blocks would travel in plain text"
+        )
+    if limited and transport in ("tcp", "nccl"):
         raise ValueError(
             f"expected setting dgpu.comm.ports to be null for the transport {transport!r}, which "
             f"picks its ports itself, got {settings.limits.ports}"
@@ -72,30 +74,14 @@ def _check_installed(transport: Transport, probes: dict[str, set[Transport]]) ->
             )
 
 
-def _check_private(transport: Transport, settings: Settings) -> None:
-    """Refuse plain text without permission, and ports that accept peers without a secret."""
-    if transport == "gloo":
-        raise ValueError(
-            "expected setting dgpu.comm to be auto, dask or ucx for CPUs on a cluster with TLS, "
-            "got 'gloo': its ports accept peers without a secret"
-        )
-    if transport != "dask" and not settings.comm_plaintext:
-        raise ValueError(
-            f"expected setting dgpu.comm.plaintext to be True for the transport {transport!r} on a "
-            "cluster with TLS, got False: blocks would travel in plain text"
-        )
-
-
 def installed_transports() -> set[Transport]:
     """Return the transports with installed packages, without importing these."""
-    found: set[Transport] = {"dask"}
+    found: set[Transport] = {"dask", "tcp"}
     if find_spec("ucxx") is not None:
         found.add("ucx")
     torch = torch_versions()
-    if torch is not None:
-        found.add("gloo")
-        if torch["cuda"] is not None:
-            found.add("nccl")
+    if torch is not None and torch["cuda"] is not None:
+        found.add("nccl")
     return found
 
 

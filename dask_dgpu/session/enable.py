@@ -88,7 +88,7 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
     device : str, optional
         ``"auto"``, ``"cpu"`` or ``"cuda"``.
     comm_transport : str, optional
-        ``"auto"``, ``"dask"``, ``"gloo"``, ``"nccl"`` or ``"ucx"``. ``comm`` is short for it.
+        ``"auto"``, ``"dask"``, ``"nccl"``, ``"tcp"`` or ``"ucx"``. ``comm`` is short for it.
     comm_plaintext : bool, optional
         Whether blocks may travel in plain text on a cluster with TLS, over NCCL or UCX.
     comm_ports : str, optional

@@ -128,10 +128,6 @@ if __name__ == "__main__":
             return [type(comm).__name__ for comm in member._comms.values()]
         print(client.run(comms).values(), loaded(), client.run(loaded).values(),
               client.run_on_scheduler(loaded))
-        try:
-            dgpu.enable(client, comm="gloo")
-        except ValueError as error:
-            print(error)
 """
 
 
@@ -144,8 +140,6 @@ def test_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=path)
     assert done.returncode == 0, done.stderr
-    ran, *refused = done.stdout.splitlines()
-    assert ran == (
+    assert done.stdout.strip() == (
         "dict_values([['StreamComm'], ['StreamComm']]) False dict_values([False, False]) False"
     )
-    assert "lacks torch (pip install 'dask-dgpu[torch]')" in refused[0]

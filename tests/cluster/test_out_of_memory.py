@@ -218,7 +218,7 @@ def test_ranks_cannot_connect(
     client: Client, device: str, operands: list[da.Array], flag: Path, tried: Any, times: int
 ) -> None:
     x, y = operands
-    with dgpu.enable(client, comm="gloo" if device == "cpu" else "nccl", **SETTINGS):
+    with dgpu.enable(client, comm="tcp" if device == "cpu" else "nccl", **SETTINGS):
         check(x @ y, A @ B)  # once they have connected, ranks do so no more
         client.run_on_scheduler(leave_all)
         client.run(fail_to_connect, flag, everywhere=times == 2)

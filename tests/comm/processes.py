@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-# Its server imports torch once; ranks forked from it start at once.
+# Its server imports once; ranks forked from it start at once.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["dask_dgpu.comm.gloo"])
+_CONTEXT.set_forkserver_preload(["dask_dgpu.comm.sockets"])
 
 
 class RankPool:

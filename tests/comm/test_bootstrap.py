@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
 
+from benchmarks.relay import Relay
 from dask_dgpu.comm.bootstrap import _abandonable, connect
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.store import Store
@@ -47,7 +50,7 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
     threading.Timer(0.2, attempt.abort, ["enough"]).start()
     with pytest.raises(CommAbortedError, match="enough"):
         connect(
-            "gloo",
+            "tcp",
             store=Store(lambda key, value: None),
             host="127.0.0.1",
             rank=0,
@@ -61,12 +64,58 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
         assert not thread.is_alive()
 
 
-def test_gloo_does_not_wait_for_a_rank_that_gave_up() -> None:
-    """All ranks have met, and one does not go on: the others are in gloo's own connecting."""
-    from dask_dgpu.comm.gloo import GlooComm
+def test_unknown_transport():
+    with pytest.raises(ValueError, match="pigeon"):
+        connect(
+            "pigeon",
+            store=Store(lambda key, value: None),
+            host="127.0.0.1",
+            rank=0,
+            size=1,
+            timeout=1,
+        )
 
-    nobody = Store(lambda key, value: None)
-    attempt = Lifetime()
-    threading.Timer(0.2, attempt.abort, ["enough"]).start()
-    with pytest.raises(CommError, match="enough"):
-        GlooComm(nobody, rank=0, size=2, host="127.0.0.1", timeout=60.0, lifetime=attempt)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["dask_dgpu.comm", "dask_dgpu.comm.bootstrap"])
+def test_import_without_torch(module):
+    program = f"import sys, {module}; print({{'torch', 'cupy'}} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+WAITS_AT_EXIT = """
+import contextlib, sys, threading
+import numpy as np
+from benchmarks.relay import join_relay
+from dask_dgpu.comm.bootstrap import connect
+from dask_dgpu.errors import CommError
+rank, address = int(sys.argv[1]), sys.argv[2]
+there = threading.Event()
+
+def program():
+    comm = connect("tcp", store=join_relay(address, "exit"), host="127.0.0.1", rank=rank, size=2,
+                   timeout=60)
+    work = comm.exchange([], [(1, np.zeros(4))] if rank == 0 else [])
+    there.set()
+    with contextlib.suppress(CommError):
+        work.wait()
+
+threading.Thread(target=program, daemon=True).start()
+there.wait()
+"""
+
+
+@pytest.mark.slow
+def test_interpreter_exits_while_a_rank_waits():
+    """Nothing of a rank that waits holds up its process."""
+    command, address = [sys.executable, "-c", WAITS_AT_EXIT], Relay().address
+    processes = [
+        subprocess.Popen([*command, str(rank), address], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")

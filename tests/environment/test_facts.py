@@ -15,8 +15,8 @@ from dask_dgpu.environment.workers import ask_workers
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.tasks import PLUGIN
 
-DASK = {"dask"}
-GLOO, NCCL, UCX = DASK | {"gloo"}, DASK | {"gloo", "nccl"}, DASK | {"gloo", "ucx"}
+CPUS = {"dask", "tcp"}
+NCCL, UCX = CPUS | {"nccl"}, CPUS | {"ucx"}
 ALL = NCCL | UCX
 GB = 10**9
 
@@ -87,19 +87,17 @@ def gathered(
 @pytest.mark.parametrize(
     ("asked", "transports", "gpu", "wanted"),
     [
-        ("auto", [GLOO, GLOO], False, "gloo"),
-        ("auto", [ALL, ALL], False, "gloo"),
-        ("auto", [ALL, DASK], False, "dask"),  # a worker without torch
-        ("dask", [ALL, DASK], False, "dask"),
+        ("auto", [CPUS, ALL], False, "tcp"),
+        ("dask", [CPUS, ALL], False, "dask"),
         ("auto", [ALL, ALL], True, "nccl"),
         ("auto", [NCCL, UCX], True, "nccl"),
         ("auto", [ALL, UCX], True, "ucx"),
         ("auto", [UCX, UCX], True, "ucx"),
-        ("auto", [GLOO, GLOO], True, "nccl"),
+        ("auto", [CPUS, CPUS], True, "nccl"),
         ("ucx", [ALL, UCX], True, "ucx"),
         ("ucx", [ALL, UCX], False, "ucx"),
         ("nccl", [NCCL, ALL], True, "nccl"),
-        ("gloo", [NCCL, ALL], False, "gloo"),
+        ("tcp", [NCCL, ALL], False, "tcp"),
     ],
 )
 def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: str) -> None:
@@ -116,15 +114,10 @@ def test_transport(asked: str, transports: list[set[str]], gpu: bool, wanted: st
 )
 def test_transport_that_a_worker_lacks(asked: str, lacked: str) -> None:
     with pytest.raises(ValueError, match=rf"dgpu.comm .*, got '{asked}': .*tcp://b lacks {lacked}"):
-        gathered(asked, [ALL, GLOO], gpu=True)
+        gathered(asked, [ALL, CPUS], gpu=True)
 
 
-def test_gloo_without_torch() -> None:
-    with pytest.raises(ValueError, match=r"got 'gloo': .*tcp://b lacks torch \(pip install"):
-        gathered("gloo", [ALL, DASK], gpu=False)
-
-
-@pytest.mark.parametrize("asked", ["dask", "gloo"])
+@pytest.mark.parametrize("asked", ["dask", "tcp"])
 def test_transport_of_arrays_on_the_host_alone(asked: str) -> None:
     with pytest.raises(ValueError, match=f"auto, nccl or ucx for workers on GPUs, got '{asked}'"):
         gathered(asked, [ALL, ALL], gpu=True)
@@ -149,7 +142,7 @@ def test_transport_with_tls(asked: str, gpu: bool, more: Any, wanted: str) -> No
 
 @pytest.mark.parametrize(
     ("asked", "gpu", "transport"),
-    [("ucx", False, "ucx"), ("auto", True, "nccl"), ("ucx", True, "ucx")],
+    [("tcp", False, "tcp"), ("ucx", False, "ucx"), ("auto", True, "nccl"), ("ucx", True, "ucx")],
 )
 def test_plain_text_with_tls_needs_permission(asked: str, gpu: bool, transport: str) -> None:
     sentence = f"dgpu.comm.plaintext to be True for the transport '{transport}' on a cluster with"
@@ -157,15 +150,9 @@ def test_plain_text_with_tls_needs_permission(asked: str, gpu: bool, transport: 
         gathered(asked, [ALL, ALL], gpu, "tls")
 
 
-def test_gloo_with_tls_is_refused() -> None:
-    for plaintext in (False, True):
-        with pytest.raises(ValueError, match="auto, dask or ucx for CPUs on a cluster with TLS"):
-            gathered("gloo", [ALL, ALL], False, "tls", comm_plaintext=plaintext)
-
-
-@pytest.mark.parametrize(("asked", "gpu"), [("gloo", False), ("nccl", True), ("auto", True)])
+@pytest.mark.parametrize(("asked", "gpu"), [("tcp", False), ("nccl", True), ("auto", True)])
 def test_ports_that_a_transport_cannot_limit(asked: str, gpu: bool) -> None:
-    with pytest.raises(ValueError, match=r"dgpu.comm.ports to be null for the transport '[gn]"):
+    with pytest.raises(ValueError, match=r"dgpu.comm.ports to be null for the transport '[tn]"):
         gathered(asked, [NCCL, NCCL], gpu, comm_ports="30000-30100")
 
 
@@ -175,7 +162,7 @@ def test_no_worker_comes() -> None:
 
 
 def test_packages_of_this_process() -> None:
-    assert installed_transports() >= {"dask", "gloo", "ucx"}
+    assert installed_transports() >= {"dask", "tcp", "ucx"}
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50))

@@ -101,7 +101,7 @@ class Cluster:
 
     def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
         return dict.fromkeys(
-            self.workers, {"dask", "gloo"} if function is installed_transports else None
+            self.workers, {"dask", "tcp"} if function is installed_transports else None
         )
 
     def run_on_scheduler(self, function: Any, *args: Any) -> Any:

@@ -38,9 +38,8 @@ def nothing_leaks(network: Network, cluster: HostCluster) -> Iterator[None]:
     yield
     assert len(before.keys() & after_gangs(cluster).keys()) >= 2  # those of host a
     with network.on("client"), cluster.client() as client:
-        # gloo cannot cancel a message that has begun: its thread ends 60 s later
         with suppress(AssertionError):
-            eventually(lambda: all(map(is_little, more(before, counted(client)))), 75)
+            eventually(lambda: all(map(is_little, more(before, counted(client)))), 20)
         assert [found for found in more(before, counted(client)) if not is_little(found)] == []
 
 

@@ -21,7 +21,7 @@ RNG = np.random.default_rng(1)
 A, B = RNG.random((97, 211)), RNG.random((211, 53))
 PATIENT = SETTINGS | {"gang_timeout": "30s"}
 """A first stencil imports much: 8 s on one busy core."""
-COMMS = {"gloo": "GlooComm", "ucx": "UcxComm", "dask": "StreamComm"}
+COMMS = {"tcp": "StreamComm", "ucx": "UcxComm", "dask": "StreamComm"}
 
 
 @pytest.fixture(scope="module", params=COMMS)

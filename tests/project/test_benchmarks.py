@@ -95,7 +95,7 @@ def test_comm_compares_the_transports(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "comm.py", *arguments)
     assert [(line["what"], line["transport"]) for line in lines] == [
         (what, transport)
-        for transport in ("gloo", "dask", "ucx")
+        for transport in ("tcp", "dask", "ucx")
         for what in ("all-reduce of 8 bytes", "all-to-all")
     ]
     for line in lines:

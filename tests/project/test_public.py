@@ -22,7 +22,10 @@ HELPERS: dict[str, set[str]] = {
     },
     "tests/cluster/conftest.py": {"graph_opt.dask_graph.sent.SentGraph"},
     "tests/cluster/faults.py": {"dask_dgpu.algorithms.probe", "dask_dgpu.kernels.gemm"},
-    "tests/support/forked.py": {"dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo"},
+    "tests/support/forked.py": {
+        "dask_dgpu.runtime.worker.plugin",
+        "dask_dgpu.kernels.conv.host",
+    },
 }
 """What helpers of public tests may import: to count tasks and opened graphs, to make kernels slow
 or fail, and for workers that fork. None calls what a test is about.

@@ -47,7 +47,7 @@ def test_values_of_which_only_some_blocks_are_there() -> None:
 
 
 def launch(names: str, *nodes: Node, inputs: Any, outputs: Any) -> Launch:
-    return Launch(Program(inputs, nodes, outputs, HOST, "gloo"), tuple(names), ("test",))
+    return Launch(Program(inputs, nodes, outputs, HOST, "tcp"), tuple(names), ("test",))
 
 
 def test_several_collectives_and_a_transpose() -> None:

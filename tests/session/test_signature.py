@@ -73,9 +73,9 @@ def test_an_unknown_setting_is_refused() -> None:
 
 @pytest.mark.parametrize("call", [dgpu.enable, dgpu.start])
 def test_two_transports_are_refused(call: Any) -> None:
-    message = "expected comm and comm_transport to be equal, got 'dask' and 'gloo'"
+    message = "expected comm and comm_transport to be equal, got 'dask' and 'tcp'"
     with pytest.raises(ValueError, match=message):
-        call(comm="dask", comm_transport="gloo")
+        call(comm="dask", comm_transport="tcp")
     with dgpu.enable(comm="dask", comm_transport="dask") as enabled:
         assert enabled.optimizer.settings.comm == "dask"
 

@@ -145,12 +145,12 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["driver"].startswith("550.1, ")
 
 
-@pytest.mark.parametrize("available", [{"dask", "gloo"}, {"dask", "gloo", "nccl", "ucx"}])
+@pytest.mark.parametrize("available", [{"dask", "tcp"}, {"dask", "nccl", "tcp", "ucx"}])
 def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "installed_transports", lambda: available)
     monkeypatch.setattr(versions, "torch_versions", lambda: {"cuda": "13.0"})
     found = versions.transports()
-    assert found["dask"] == found["gloo"] == "available"
+    assert found["dask"] == found["tcp"] == "available"
     if "nccl" in available:
         assert found["nccl"] == "available, torch with CUDA 13.0"
         assert found["ucx"] == "available"
@@ -161,7 +161,7 @@ def test_transports(available: set[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "torch_versions", lambda: None)
-    assert versions.transports()["gloo"] == "available"
+    assert versions.transports()["tcp"] == "available"
 
 
 def test_settings_and_their_defaults() -> None:
@@ -175,7 +175,7 @@ def test_settings_and_their_defaults() -> None:
 def test_enabled_without_a_cluster() -> None:
     with dgpu.enable(local_ranks=2):
         assert "enabled" in printed()
-        assert versions.settings()["enabled"] == "on this process, device cpu, transport gloo"
+        assert versions.settings()["enabled"] == "on this process, device cpu, transport tcp"
 
 
 def test_settings_that_are_not_allowed_are_shown_with_the_error() -> None:

@@ -8,7 +8,11 @@ from __future__ import annotations
 import dask
 from distributed.utils import get_mp_context
 
-IMPORTED = ["dask_dgpu.runtime.worker.plugin", "dask_dgpu.comm.gloo", "numba"]
+IMPORTED = [
+    "dask_dgpu.runtime.worker.plugin",
+    "dask_dgpu.kernels.conv.host",
+    "numba",
+]
 """What every worker imports sooner or later."""
 METHOD = "distributed.worker.multiprocessing-method"
 

@@ -19,6 +19,7 @@ from distributed.comm.core import connect
 from distributed.core import Status
 from distributed.protocol.serialize import to_serialize
 
+from dask_dgpu.comm.point_to_point import Posted
 from dask_dgpu.comm.streams import Kind, StreamComm
 
 if TYPE_CHECKING:
@@ -78,6 +79,10 @@ class Links:
         if self._by_reference and data is not None:
             data = bytes(data)
         self._call(self._push, peer, kind, tag, data)
+
+    def wait(self, message: Posted, seconds: float | None) -> None:
+        """Wait for a message, which the event loop ends."""
+        message.sleep(seconds)
 
     def close(self, seconds: float) -> None:
         """Close each link after its packets and the peer's farewell, or after ``seconds``."""

@@ -50,8 +50,8 @@ def run(
 
 def test_values_of_a_member_go_to_the_others_of_its_epoch() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        name = epochs.get(MEMBERS[:2], "gloo", 1.0)
-        epochs.get(MEMBERS, "gloo", 1.0)
+        name = epochs.get(MEMBERS[:2], "tcp", 1.0)
+        epochs.get(MEMBERS, "tcp", 1.0)
         epochs.share(name, "connect/0", b"here", worker=MEMBERS[0])
         assert scheduler.values == [(MEMBERS[1], "connect/0", b"here")]
         epochs.share(name, "connect/2", b"a stranger", worker=MEMBERS[2])
@@ -65,12 +65,12 @@ def test_values_of_a_member_go_to_the_others_of_its_epoch() -> None:
 
 def test_other_terms_are_another_epoch() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        first = epochs.get(MEMBERS, "gloo", 300.0)
-        assert epochs.get(MEMBERS, "gloo", 300.0) == first
+        first = epochs.get(MEMBERS, "tcp", 300.0)
+        assert epochs.get(MEMBERS, "tcp", 300.0) == first
         others = [
             epochs.get(MEMBERS, "ucx", 300.0),
-            epochs.get(MEMBERS, "gloo", 120.0),
-            epochs.get(MEMBERS[:2], "gloo", 300.0),
+            epochs.get(MEMBERS, "tcp", 120.0),
+            epochs.get(MEMBERS[:2], "tcp", 300.0),
         ]
         assert len({first, *others}) == 4
 
@@ -79,15 +79,15 @@ def test_other_terms_are_another_epoch() -> None:
 
 def test_epochs_that_were_not_used_for_long_are_left() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        made = [epochs.get(MEMBERS, "gloo", float(i)) for i in range(KEPT_EPOCHS)]
-        epochs.get(MEMBERS, "gloo", 0.0)  # used again, so the second goes first
+        made = [epochs.get(MEMBERS, "tcp", float(i)) for i in range(KEPT_EPOCHS)]
+        epochs.get(MEMBERS, "tcp", 0.0)  # used again, so the second goes first
         runs["busy"] = SimpleNamespace(epoch=made[2], outcome=asyncio.Future())
         for more in (100.0, 101.0):
-            epochs.get(MEMBERS, "gloo", more)
+            epochs.get(MEMBERS, "tcp", more)
         assert scheduler.left == [made[1], made[3]]
         assert [sent[0] for sent in scheduler.sent] == [*MEMBERS, *MEMBERS]
         runs["busy"].outcome.set_result(None)
-        epochs.get(MEMBERS, "gloo", 200.0)
+        epochs.get(MEMBERS, "tcp", 200.0)
         assert scheduler.left[2:] == [made[2]]
 
     run(program)
@@ -95,15 +95,15 @@ def test_epochs_that_were_not_used_for_long_are_left() -> None:
 
 def test_a_worker_short_of_memory_keeps_what_is_in_use_and_the_last_epoch() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        made = [epochs.get(MEMBERS, "gloo", float(i)) for i in range(3)]
-        others = epochs.get(MEMBERS[1:], "gloo", 0.0)
+        made = [epochs.get(MEMBERS, "tcp", float(i)) for i in range(3)]
+        others = epochs.get(MEMBERS[1:], "tcp", 0.0)
         runs["busy"] = SimpleNamespace(epoch=made[0], outcome=asyncio.Future())
         epochs.relieve(MEMBERS[0])
         assert scheduler.left == [made[1]]
         epochs.relieve("tcp://unknown")
         epochs.relieve(MEMBERS[1])
         assert scheduler.left == [made[1], made[2]]
-        assert epochs.get(MEMBERS[1:], "gloo", 0.0) == others
+        assert epochs.get(MEMBERS[1:], "tcp", 0.0) == others
 
     run(program)
 
@@ -113,7 +113,7 @@ def test_epochs_of_other_workers_do_not_count() -> None:
 
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
         for first in range(0, len(members), 2):
-            epochs.get(members[first : first + 2], "gloo", 1.0)
+            epochs.get(members[first : first + 2], "tcp", 1.0)
         assert not scheduler.sent
 
     run(program, members)
@@ -122,7 +122,7 @@ def test_epochs_of_other_workers_do_not_count() -> None:
 @pytest.mark.parametrize("how", ["discarded", "lost", "cleared"])
 def test_members_leave_what_is_forgotten(how: str) -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
-        epoch = epochs.get(MEMBERS, "gloo", 1.0)
+        epoch = epochs.get(MEMBERS, "tcp", 1.0)
         if how == "discarded":
             epochs.discard(epoch, "it was given up")
         elif how == "lost":
@@ -132,7 +132,7 @@ def test_members_leave_what_is_forgotten(how: str) -> None:
             epochs.clear()
         there = [member for member in MEMBERS if member in scheduler.workers]
         assert scheduler.sent == [(member, "dgpu-leave") for member in there]
-        assert how == "lost" or epochs.get(MEMBERS, "gloo", 1.0) != epoch
+        assert how == "lost" or epochs.get(MEMBERS, "tcp", 1.0) != epoch
 
     run(program)
 
@@ -141,6 +141,6 @@ def test_a_lost_member_is_not_asked_for_an_epoch() -> None:
     async def program(scheduler: Any, epochs: Epochs, runs: dict[str, Any]) -> None:
         del scheduler.workers[MEMBERS[1]]
         with pytest.raises(OSError, match="a member is lost"):
-            epochs.get(MEMBERS, "gloo", 1.0)
+            epochs.get(MEMBERS, "tcp", 1.0)
 
     run(program)

@@ -26,7 +26,7 @@ WARM_UP: dict[str, Any] = {
     "epoch": "epoch",
     "rank": 0,
     "size": 2,
-    "transport": "gloo",
+    "transport": "tcp",
     "timeout": 60.0,
 }
 
@@ -147,7 +147,7 @@ def test_a_closed_member_joins_nothing_more() -> None:
     one = member_alone()
     one.close("the worker closes")
     with pytest.raises(CommAbortedError, match="is over"):
-        one.join("epoch", 0, 1, "gloo", 1.0)
+        one.join("epoch", 0, 1, "tcp", 1.0)
     one.receive("epoch", "connect/1", b"")
     assert one.describe()["stores"] == []
 
@@ -167,7 +167,7 @@ def test_the_scheduler_hears_of_a_warm_up_that_failed(
         time.sleep(0.001)
     assert sent == [{"op": "dgpu-broken", "epoch": "epoch", "reason": "ranks [1] did not come"}]
     with pytest.raises(CommAbortedError, match="is over"):
-        plugin.member.join("epoch", 0, 2, "gloo", 1.0)
+        plugin.member.join("epoch", 0, 2, "tcp", 1.0)
     asyncio.run(plugin.teardown(plugin.worker))
 
 
@@ -199,8 +199,8 @@ def test_members_meet_over_their_shared_values(first: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
         patch.setattr(bootstrap, "connect", connect)
-        early = pool.submit(members[first].join, "epoch", first, 2, "gloo", 9.0)
+        early = pool.submit(members[first].join, "epoch", first, 2, "tcp", 9.0)
         while not members[first].describe()["stores"]:
             time.sleep(0.001)
-        late = pool.submit(members[1 - first].join, "epoch", 1 - first, 2, "gloo", 9.0)
+        late = pool.submit(members[1 - first].join, "epoch", 1 - first, 2, "tcp", 9.0)
         assert early.result(9) == late.result(9) == ["rank 0", "rank 1"]
