@@ -41,7 +41,6 @@ LINKS = replace(
     memory_bandwidth=1e10,
     latency=2e-3,
     host_bandwidth=1.25e9,  # 10 Gbit/s
-    host_latency=5e-4,
 )
 """The model of a host: eight ranks of four cores, linked to others at 10 Gbit/s."""
 

@@ -21,7 +21,6 @@ from hosts_harness import RANKS, arguments, hosts
 
 import dask_dgpu as dgpu
 from dask_dgpu.cost import ClusterConfig
-from graph_opt.model.cost import HOST_FIGURES
 from tests.hosts.cluster import WORKING
 from tests.hosts.network import RATE, Network
 
@@ -115,7 +114,7 @@ def measure(report: Report, network: Network, client: Client, case: Case, repeti
 
 def _without_hosts(config: ClusterConfig) -> ClusterConfig:
     """Return the figures without those of links between hosts."""
-    figures = tuple((k, v) for k, v in config.facts.figures if k not in HOST_FIGURES)
+    figures = tuple((k, v) for k, v in config.facts.figures if k != "host_bandwidth")
     return ClusterConfig(replace(config.facts, figures=figures))
 
 

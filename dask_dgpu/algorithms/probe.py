@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.comm.two_level import Relays, two_level
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
-from graph_opt.model.cost import Hosts
+from graph_opt.model.cost import Hosts, host_by_rank
 
 REPETITIONS = 2
 """The best counts: whatever disturbs a measurement makes it slower."""
@@ -93,17 +92,17 @@ def exchange(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
     if len(hosts) < 2:
         everyone = range(comm.size)
         return {"latency": _latency(comm, device), **_within(comm, device, everyone, comm.size)}
-    relays = Relays(hosts, comm.rank)
-    others = [rank for rank in range(comm.size) if rank not in relays.mine]
+    host = host_by_rank(hosts)
+    mine = np.flatnonzero(host == host[comm.rank]).tolist()
+    others = [rank for rank in range(comm.size) if rank not in mine]
     return {
         "latency": _latency(comm, device),
-        "host_latency": _latency(two_level(comm, hosts), device),
-        **_within(comm, device, relays.mine, max(hosts)),
-        "host_bandwidth": len(relays.mine) * _received(comm, device, others, comm.size),
+        **_within(comm, device, mine, max(hosts)),
+        "host_bandwidth": len(mine) * _received(comm, device, others, comm.size),
     }
 
 
-def _within(comm: Comm, device: Device, ranks: range, most: int) -> Figures:
+def _within(comm: Comm, device: Device, ranks: Sequence[int], most: int) -> Figures:
     """Return the bytes per second from these ranks, of which this is one, if there are others."""
     found = _received(comm, device, [rank for rank in ranks if rank != comm.rank], most)
     return {"bandwidth": found} if len(ranks) > 1 else {}

@@ -15,7 +15,7 @@ from dask_dgpu.environment.facts import ClusterFacts, current_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
-from graph_opt.model.cost import FIGURES, HOST_FIGURES, Machine
+from graph_opt.model.cost import FIGURES, Machine
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -77,7 +77,7 @@ class ClusterConfig(Shown):
 
         Every rank measures products (square, tall, with a vector) of each dtype of BLAS, a copy in
         memory, a small exchange and one of large messages. On several hosts, large messages are
-        measured within hosts and between them, and the small exchange also in two levels. Tasks
+        measured within hosts and between them. Tasks
         measure the scheduler's cost of a task, a round trip, and a transfer between workers.
         """
         check_flag("again", again)
@@ -170,7 +170,7 @@ class ClusterConfig(Shown):
     def _rows(self) -> Rows:
         facts, machine = self.facts, self.machine
         rows = []
-        further = [name for name in HOST_FIGURES if name in machine.measured]
+        further = ["host_bandwidth"] if machine.host_bandwidth is not None else []
         if machine.link_bandwidth is not None:
             further.append("link_bandwidth")
         for name in ("flops", *FIGURES, *further):

@@ -12,10 +12,8 @@ from dask_dgpu.algorithms.redistribute.plan import (
     RedistributePlan,
     buffer_bytes,
     cost,
-    in_levels,
     plan_redistribute,
     traffic,
-    units_for,
     workspace,
 )
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
@@ -44,9 +42,8 @@ def _plan(request: Request) -> RechunkPlan:
     share = int(target.shares(size, np.dtype(dtype).itemsize).max())
 
     def planned(spare: int) -> RedistributePlan:
-        limit, units = buffer_bytes(share, spare, machine), units_for(size, machine)
-        ends = source.layout, target, dtype, size
-        return in_levels(plan_redistribute(*ends, limit=limit, units=units), machine)
+        limit = buffer_bytes(share, spare, machine)
+        return plan_redistribute(source.layout, target, dtype, size, limit=limit)
 
     plan, room = planned(share), request.room
     if room is not None and _held(plan) + workspace(plan) > room:

@@ -16,7 +16,6 @@ import numpy as np
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.comm.protocol import Comm, RecordableComm
 from dask_dgpu.comm.timed import TimedComm
-from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
@@ -159,10 +158,10 @@ class Rank:
         self.device, self.observer = device, observer
         self.names = names
         self.given_comm = comm
-        self.is_recordable = comm.size == 1 or isinstance(comm, RecordableComm)
-        if todo.hosts and sum(todo.hosts) == comm.size:
-            self.is_recordable = False  # its hosts have messages of their own
-            comm = two_level(comm, todo.hosts)
+        self.is_recordable = comm.size == 1 or (
+            isinstance(comm, RecordableComm)
+            and not program.machine.two_level(comm.size)  # never tried between hosts
+        )
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
         self.values = {number: values.pop(0) for number in range(len(values))}

@@ -21,7 +21,6 @@ from dask_dgpu.runtime.placement import Groups
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import NOTHING, Form, Shipping
-from graph_opt.model.cost import Hosts
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
 from graph_opt.model.recipe import Block, Call
 
@@ -187,14 +186,13 @@ class Prepared:
 
     ``stretches`` are its steps, those that a GPU may record and others, ``results`` its blocks of
     the results and whether they leave its device. Collectives want the facts about ``observed``
-    inputs. In gangs on several ``hosts``, collectives may run within hosts and then between them.
+    inputs.
     """
 
     program: Program
     stretches: tuple[Stretch, ...]
     results: tuple[tuple[Block, bool], ...]
     observed: tuple[int, ...]
-    hosts: Hosts
 
 
 def shippings(
@@ -232,7 +230,7 @@ def _stretches(program: Program, steps: Sequence[Step]) -> Iterator[Stretch]:
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
     """Return what a rank does on a kind of device, ``"cpu"`` or ``"cuda"``."""
     container = CUPY if kind == "cuda" else NUMPY
-    steps, machine = list[Step](), program.machine
+    steps = list[Step]()
     for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         before = shippings(plans.moves.get(number, ()), rank)
         here = rank, container
@@ -254,5 +252,4 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
         tuple(_stretches(program, steps)),
         tuple(results),
         tuple(number for number in observed if number < len(program.inputs)),
-        machine.hosts if machine.two_level(sum(machine.hosts)) else (),
     )

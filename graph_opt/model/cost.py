@@ -74,7 +74,6 @@ class Machine:
     - ``hosts``: number of ranks on each host, numbered host by host; empty for one host.
     - ``host_bandwidth``: bytes per second that one host receives from others while all hosts
       exchange; ``None`` if it is not known. ``bandwidth`` is that within a host if it is.
-    - ``host_latency``: seconds of the smallest collective in two levels, within hosts and between.
     - ``link_bandwidth``: bytes per second between a host's memory and one device; ``None`` on CPUs.
     - ``measured``: the names of the fields that were measured on this cluster; the others are
       defaults.
@@ -95,7 +94,6 @@ class Machine:
     transform_share: float = 0.1
     hosts: Hosts = ()
     host_bandwidth: float | None = None
-    host_latency: float | None = None
     link_bandwidth: float | None = None
     measured: tuple[str, ...] = ()
 
@@ -113,7 +111,7 @@ class Machine:
         return self.host_bandwidth is not None and len(self.hosts) > 1 and sum(self.hosts) == size
 
     def two_level(self, size: int) -> bool:
-        """Whether collectives of ``size`` ranks run within hosts and then between them.
+        """Whether sums of ``size`` ranks run within hosts and then between them.
 
         They do if links between hosts are slower for a rank than those within.
         """
@@ -130,12 +128,6 @@ class Machine:
         if self.host_bandwidth is None or not self.spread_over(size):
             return self.bandwidth
         return min(self.bandwidth, self.host_bandwidth / max(self.hosts))
-
-    def collective_seconds(self, size: int) -> float:
-        """Return the seconds of the smallest collective, in two levels if they run so."""
-        if self.two_level(size) and self.host_latency is not None:
-            return self.host_latency
-        return self.latency
 
     def product_rate(self, shape: tuple[int, int, int], dtype: str) -> float:
         """Return the rate of a local product of shape ``(m, k, n)``, operations per second."""
@@ -165,10 +157,8 @@ FIGURES = (
 )
 """The figures of a machine that are measured, besides those of products and windows."""
 
-HOST_FIGURES = ("host_bandwidth", "host_latency")
-"""The figures that are measured besides these if there are several hosts."""
-
-OTHER_FIGURES = ("window_seconds", "link_bandwidth")  # of devices; nothing measures links
+OTHER_FIGURES = ("host_bandwidth", "window_seconds", "link_bandwidth")
+"""Figures of several hosts, and of devices; nothing measures links."""
 
 # Orders of magnitude, to choose between plans: four ranks on two cores over loopback, and one
 # H200 of eight with NVLink; docs/performance.md has the measurements.
@@ -230,7 +220,7 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
     products = {
         dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
     }
-    known = {*FIGURES, *HOST_FIGURES, *OTHER_FIGURES}
+    known = {*FIGURES, *OTHER_FIGURES}
     values: dict[str, Any] = {name: value for name, value in good.items() if name in known}
     if products:
         values["products"] = tuple(products.items())
@@ -353,21 +343,3 @@ def link_seconds(machine: Machine, *by_host: Any) -> float:
 def _busiest(counts: Ints) -> int:
     """Return the most bytes that a rank sends or receives."""
     return int(np.maximum(counts.sum(axis=1), counts.sum(axis=0)).max(initial=0))
-
-
-def relays(hosts: Hosts) -> Ints:
-    """Return the rank that relays what a rank sends to another; -1 within a host.
-
-    ``relays(hosts)[sender, receiver]`` is as in :mod:`dask_dgpu.comm.two_level`.
-    """
-    host, counts = host_by_rank(hosts), np.array(hosts)
-    first = np.cumsum(counts) - counts
-    found = first[host][:, None] + np.arange(len(host))[None, :] % counts[host][:, None]
-    return np.where(host[:, None] != host[None, :], found, -1)
-
-
-def relayed_bytes(counts: Ints, hosts: Hosts) -> Ints:
-    """Return the bytes that each rank relays of ``counts[sender, receiver]``."""
-    relay = relays(hosts)
-    there = relay >= 0
-    return np.bincount(relay[there], counts[there], len(counts)).astype(np.int64)

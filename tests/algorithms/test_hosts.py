@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.algorithms.redistribute.plan import in_levels, plan_redistribute, traffic, workspace
-from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
+from dask_dgpu.algorithms.redistribute.plan import plan_redistribute
 from dask_dgpu.algorithms.redistribute.rank import schedule as rounds_of
 from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.algorithms.summa.choose import link_bytes, plan_summa, transfers_of
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.comm.two_level import two_level
 from dask_dgpu.kernels.device.host import HostDevice
 from graph_opt.model.cost import HOST, Machine, between_hosts, host_by_rank
 from graph_opt.model.layout import Layout, dealt, even_spans
@@ -29,9 +27,7 @@ from tests.support.threads import run_wire
 
 Array = Any
 
-SLOW_LINKS = replace(
-    HOST, bandwidth=2e9, latency=2e-3, host_bandwidth=1e8, host_latency=5e-4, memory_bandwidth=1e10
-)
+SLOW_LINKS = replace(HOST, bandwidth=2e9, latency=2e-3, host_bandwidth=1e8, memory_bandwidth=1e10)
 
 
 def on(hosts: tuple[int, ...]) -> Machine:
@@ -91,7 +87,7 @@ def multiplied(plan: SummaPlan, hosts: tuple[int, ...]) -> Any:
             {index: np.ascontiguousarray(blocks[index]) for index in layout.owned(comm.rank)}
             for blocks, layout in ((left, plan.a), (right, plan.b))
         ]
-        return summa_rank(plan, two_level(comm, hosts), HostDevice(), *mine)
+        return summa_rank(plan, comm, HostDevice(), *mine)
 
     found, wire = run_wire(plan.size, rank)
     result = Layout((plan.a.rows, plan.b.columns), (0,) * (plan.a.grid[0] * plan.b.grid[1]))
@@ -178,46 +174,6 @@ def test_the_busier_dimension_of_the_mesh_is_within_hosts() -> None:
     assert all(len(set(row.ravel())) == 1 for row in seats)
 
 
-@pytest.mark.parametrize("hosts", [(2, 2), (3, 1, 2), (1, 1, 4)])
-@pytest.mark.parametrize("limit", [600, 1 << 20])
-def test_redistribution_in_two_levels(hosts: tuple[int, ...], limit: int) -> None:
-    size, shape = sum(hosts), (24, 30)
-    source, target = even_tiles(shape, (size, 1)), even_tiles(shape, (1, size))
-    direct = plan_redistribute(source, target, "float64", size, limit=limit)
-    plan = in_levels(direct, on(hosts))
-    assert plan.hosts == hosts
-    assert workspace(plan) > workspace(direct)
-    whole = np.random.default_rng(0).standard_normal(shape)
-    before, after = blocks_of(whole, source), blocks_of(whole, target)
-
-    def rank(comm: Any) -> dict[Any, Array]:
-        mine = {at: np.ascontiguousarray(before[at]) for at in source.owned(comm.rank)}
-        return redistribute_rank(plan, two_level(comm, hosts), HostDevice(), mine)
-
-    found, wire = run_wire(size, rank)
-    for rank_, blocks in enumerate(found):
-        assert blocks.keys() == set(target.owned(rank_))
-        for at, block in blocks.items():
-            np.testing.assert_array_equal(block, after[at])
-    crossing = between_hosts(traffic(plan), hosts)
-    host = host_by_rank(hosts)
-    sent = wire.between(hosts, wire.nbytes)
-    for p, q in product(range(len(hosts)), repeat=2):
-        assert sent[p, q] == crossing[np.ix_(host == p, host == q)].sum()
-        if p != q:  # direct messages: one for each pair of ranks
-            assert wire.between(hosts, wire.messages)[p, q] <= hosts[q] * plan.rounds
-
-
-def test_large_messages_between_hosts_go_directly() -> None:
-    size, shape = 4, (2000, 2000)
-    source, target = even_tiles(shape, (size, 1)), even_tiles(shape, (1, size))
-    plan = plan_redistribute(source, target, "float64", size)
-    slow = replace(on((2, 2)), latency=6e-4)
-    assert in_levels(plan, slow).hosts == ()
-    assert in_levels(plan, replace(slow, latency=1.0)).hosts == (2, 2)
-    assert in_levels(plan, HOST) is plan
-
-
 @pytest.mark.slow
 def test_what_a_rank_does_not_do_is_not_in_its_plan() -> None:
     """512 ranks on 64 hosts: a rank's own steps, and a plan of the size of its layouts."""
@@ -242,10 +198,9 @@ def test_what_a_rank_does_not_do_is_not_in_its_plan() -> None:
 
 @pytest.mark.slow
 def test_a_rank_of_512_transposes_its_own_pieces() -> None:
-    hosts, shape = (8,) * 64, (1024, 1024)
+    shape = 1024, 1024
     source, target = even_tiles(shape, (512, 1)), even_tiles(shape, (1, 512))
-    plan = in_levels(plan_redistribute(source, target, "float64", 512), on(hosts))
-    assert plan.hosts == hosts
+    plan = plan_redistribute(source, target, "float64", 512)
     (only,) = rounds_of(plan, 3).rounds
     assert len(only.sends.shapes) == len(only.receives.shapes) == 511
 

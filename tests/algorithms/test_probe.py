@@ -47,7 +47,7 @@ def test_hosts_have_rates_within_and_between(hosts: tuple[int, ...]) -> None:
     answers, _ = run_wire(size, lambda comm: probe.exchange(comm, HostDevice(), hosts))
     for rank, answer in enumerate(answers):
         alone = hosts[0 if rank < hosts[0] else 1] == 1
-        names = {"latency", "host_latency", "host_bandwidth", "bandwidth"}
+        names = {"latency", "host_bandwidth", "bandwidth"}
         assert answer.keys() == names - ({"bandwidth"} if alone else set())
         assert all(value >= 0 and isfinite(value) for value in answer.values())
 

@@ -574,7 +574,7 @@ def test_hosts_predicts_every_case(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_hosts_linked_writes_every_way(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "hosts_linked.py", "--quick")
-    assert {"host_bandwidth", "host_latency"} <= lines[0]["figures"].keys()
+    assert "host_bandwidth" in lines[0]["figures"]
     assert len(lines) == 1 + 5 * 3
     assert all(line["median"] > 0 < line["link_bytes"] for line in lines[1:])
 

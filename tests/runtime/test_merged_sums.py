@@ -29,7 +29,7 @@ def ran(z: da.Array, ranks: int, owners: Any = None, hosts: Hosts = ()) -> tuple
     launch, staged = loaded(z, ranks)
     program = launch.program
     if hosts:
-        slow = replace(HOST, hosts=hosts, host_bandwidth=1e8, host_latency=5e-4, latency=2e-3)
+        slow = replace(HOST, hosts=hosts, host_bandwidth=1e8, latency=2e-3)
         program = replace(program, machine=slow)
         launch = replace(launch, program=program)
     places = scattered(program, ranks, 1) if owners is None else (owners,)

@@ -16,10 +16,8 @@ from dask_dgpu.algorithms.redistribute.plan import (
     LEAST,
     RedistributePlan,
     buffer_bytes,
-    in_levels,
     plan_redistribute,
     traffic,
-    units_for,
     workspace,
 )
 from dask_dgpu.algorithms.redistribute.plan import cost as exchange_cost
@@ -112,7 +110,6 @@ def plan_on_ranks(
     stage transforms whole blocks first: that takes one share, and slices would take two.
     """
     present = _cropped_layout(source, shape_of(plan.exchanges[0].target))
-    units = units_for(size, machine)
     layouts: list[Layout] = []
     moves: list[RedistributePlan | None] = []
     for exchange, stage in zip(plan.exchanges, (None, *plan.stages), strict=True):
@@ -126,13 +123,12 @@ def plan_on_ranks(
                 spare = share if roomy and (spent or not any(moves)) else 0
                 limit = buffer_bytes(share, spare, machine, transformed=True)
                 axes = tuple(each.axis for each in stage.transforms)
-                more: dict[str, Any] = {"whole_axes": axes, "transformed": True, "units": units}
+                more: dict[str, Any] = {"whole_axes": axes, "transformed": True}
                 move = plan_redistribute(*ends, limit=limit, **more)
             if move is None or workspace(move) > LEAST + spare:
                 spare = share if roomy and (spent or stage is None) else 0
                 limit = buffer_bytes(share, spare, machine)
-                move = plan_redistribute(*ends, limit=limit, units=units)
-            move = in_levels(move, machine)
+                move = plan_redistribute(*ends, limit=limit)
             present = move.target
         moves.append(move)
         layouts.append(present)

@@ -34,7 +34,7 @@ from dask_dgpu.algorithms.cells import (
     row_major,
     table_of,
 )
-from graph_opt.model.cost import Hosts, Machine, pipelined, relayed_bytes, relays, transfer_seconds
+from graph_opt.model.cost import Machine, pipelined, transfer_seconds
 from graph_opt.model.layout import Bare, Cuts, Layout, even_spans, grid_of
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -158,9 +158,6 @@ ROUND_SECONDS = 1e-3
 PIECE_SECONDS = 2e-5
 """Time of the host for the messages of a round, for each rank; it counts on several hosts."""
 
-MANY = 128
-"""Ranks above which units are larger: a plan knows the pieces of all ranks."""
-
 UNITS_A_ROUND = 4
 """Approximate number of units that fill a rank's buffers in a round."""
 
@@ -171,9 +168,7 @@ class RedistributePlan(Bare):
 
     ``limit`` are the most bytes of a rank's message buffers. ``unit_cuts`` are the cuts of the
     source and more: each unit between them is read and sent in one round. If the caller's ``read``
-    computes units, they are ``transformed``, and their memory counts within ``limit``. If rounds
-    are exchanged in two levels, within hosts and then between them, ``hosts`` has the number of
-    ranks on each; relays have memory beyond ``limit``.
+    computes units, they are ``transformed``, and their memory counts within ``limit``.
     """
 
     source: Layout
@@ -183,7 +178,6 @@ class RedistributePlan(Bare):
     limit: int
     unit_cuts: tuple[Cuts, ...]
     transformed: bool = False
-    hosts: Hosts = ()
 
     @property
     def itemsize(self) -> int:
@@ -232,37 +226,22 @@ def plan_redistribute(
     limit: int = 64 << 20,
     whole_axes: tuple[int, ...] = (),
     transformed: bool = False,
-    units: int = UNITS_A_ROUND,
 ) -> RedistributePlan:
     """Plan a redistribution; see :class:`RedistributePlan`. The plan is the same on every rank.
 
     Units are as long as their block along ``whole_axes``. The limit holds if half of it has room
     for the smallest unit: one element, or the elements along ``whole_axes``, twice if it is
-    transformed. A larger unit takes a round of its own. About ``units`` fill a round: on
-    many ranks fewer do, since their pieces are many and small already. A ValueError says that a
-    block that moves has no owner.
+    transformed. A larger unit takes a round of its own. A ValueError says that a block that moves
+    has no owner.
     """
     plan = RedistributePlan(source, target, dtype, size, limit, source.cuts, transformed)
     plan.overlap.check_sources(source.grid)
     away, own = traffic(plan), plan.copied.sum(axis=1) if transformed else 0
     if (away.sum(axis=0) + away.sum(axis=1) + own).max() <= limit:  # in one round
         return plan
-    parts = units * (2 if transformed else 1)
+    parts = UNITS_A_ROUND * (2 if transformed else 1)
     cuts = _unit_cuts(source.cuts, plan.itemsize, max(1, limit // 2 // parts), whole_axes)
     return replace(plan, unit_cuts=cuts)
-
-
-def in_levels(plan: RedistributePlan, machine: Machine) -> RedistributePlan:
-    """Return the plan with exchanges in two levels, if they are predicted to be quicker.
-
-    They send fewer and larger messages between hosts, but most bytes travel within hosts too.
-    """
-    if not machine.two_level(plan.size):
-        return plan
-    levels = replace(plan, hosts=machine.hosts)
-    alike = "overlap", "kept", "copied", "moves"
-    vars(levels).update({name: getattr(plan, name) for name in alike})
-    return levels if cost(levels, machine) < cost(plan, machine) else plan
 
 
 def _unit_cuts(
@@ -298,26 +277,9 @@ def workspace(plan: RedistributePlan) -> int:
     """Return the most bytes of a rank beyond its source and target blocks.
 
     These are the message buffers of two rounds and, if ``plan.transformed``, the units of two
-    rounds, without the workspace of ``read``. In two levels, a rank also has what it relays in a
-    round, joined by sender and by receiver, and its own part for relays.
+    rounds, without the workspace of ``read``.
     """
-    relayed = 2 * _relayed_in_round(plan) + plan.moves.busiest if plan.hosts else 0
-    return min(2, plan.rounds) * plan.moves.busiest + relayed
-
-
-def _relayed_in_round(plan: RedistributePlan) -> int:
-    """Return the most bytes that a rank relays in a round."""
-    moves, cells = plan.moves, plan.moves.cells
-    relay = relays(plan.hosts)[cells.sender, cells.receiver]
-    there = relay >= 0
-    nbytes = cells.length[there] * plan.itemsize
-    shape = max(1, plan.rounds), plan.size
-    return int(table_of(moves.round[there], relay[there], nbytes, shape).max(initial=0))
-
-
-def units_for(size: int, machine: Machine) -> int:
-    """Return the units that fill a round: fewer for very many ranks on several hosts."""
-    return UNITS_A_ROUND // 2 if machine.spread_over(size) and size > MANY else UNITS_A_ROUND
+    return min(2, plan.rounds) * plan.moves.busiest
 
 
 def buffer_bytes(share: int, spare: int, machine: Machine, *, transformed: bool = False) -> int:
@@ -343,11 +305,7 @@ def cost(plan: RedistributePlan, machine: Machine) -> float:
     copied = 2 * int((sent + received + plan.copied.diagonal()).max())  # read and written
     moved = int(np.maximum(sent, received).max())
     transfer, start = transfer_seconds(away, machine), machine.latency if moved else 0.0
-    if plan.hosts:
-        relayed = int(relayed_bytes(away, plan.hosts).max())
-        transfer += relayed / machine.bandwidth + 4 * relayed / machine.memory_bandwidth
-        start = machine.collective_seconds(plan.size)
-    elif machine.spread_over(plan.size):  # the latency is that of a message to each rank
+    if machine.spread_over(plan.size):  # the latency is that of a message to each rank
         start *= int(np.count_nonzero(away, axis=1).max()) / (plan.size - 1)
     seconds = pipelined(
         copied / machine.memory_bandwidth, transfer, transfer / plan.rounds, plan.rounds

@@ -173,8 +173,7 @@ def redistribute_rank(
 
     A block that is the same on the same rank in both layouts is passed on. While a round is on its
     way, the next is read on the compute lane and packed on the transfer lane. Ranks without
-    messages for each other do not wait for each other, unless the plan is for two levels. Then
-    ``comm`` should be one of :func:`~dask_dgpu.comm.two_level.two_level`.
+    messages for each other do not wait for each other.
 
     Instead of ``blocks``, ``read(index, slices)`` may return the values of a part of a source
     block, of dtype ``plan.dtype`` and any strides. It is called once for each unit, on the compute
@@ -254,7 +253,6 @@ class _Messages:
         targets: list[Array],
     ) -> None:
         self.comm, self.device, self.rounds = comm, device, rounds
-        self.levels = len(plan.hosts) > 1  # then every rank takes part in every round
         self.targets = Arrays(targets)
         self.half = max(
             (sum(step.send_counts) + sum(step.receive_counts) for step in rounds), default=0
@@ -274,8 +272,6 @@ class _Messages:
         """Send a round; ``None`` if there is no message."""
         out, inbox = self._parts(at)
         step = self.rounds[at]
-        if self.levels:
-            return self.comm.all_to_all(inbox, step.receive_counts, out, step.send_counts)
         return exchange(self.comm, out, step.send_counts, inbox, step.receive_counts)
 
     def unpack(self, at: int) -> None:

@@ -366,7 +366,7 @@ def plan_sweeps(
     seconds = _seconds(plan, plan.steps, machine)
     if added is None or size == 1 or not seconds:
         return plan
-    every = ceil(machine.collective_seconds(size) / (CHECK_SHARE * seconds))
+    every = ceil(machine.latency / (CHECK_SHARE * seconds))
     # the end is noticed two checks late
     rounds = -(-task.iterations // plan.steps)
     every = max(1, min(every, rounds // 10))
@@ -407,7 +407,7 @@ def cost(plan: SweepPlan, machine: Machine) -> float:
     seconds = _seconds(plan, plan.task.iterations, machine)
     if plan.added is not None and plan.size > 1:
         checks = 2 + plan.task.iterations // (plan.every * plan.steps)
-        seconds += checks * machine.collective_seconds(plan.size)
+        seconds += checks * machine.latency
     return seconds + (0.0 if plan.added_into is None else move_cost(plan.added_into, machine))
 
 
