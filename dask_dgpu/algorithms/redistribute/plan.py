@@ -89,10 +89,10 @@ def _dealt(owner: Ints, sent: Ints, limit: int, *, transformed: bool) -> tuple[I
     order = np.argsort(phase, kind="stable")
     total = np.zeros((len(owner) + 1, sent.shape[1]), np.int64)
     np.cumsum(load[order], axis=0, out=total[1:])
-    edges = _edges(phase[order], total, limit)
+    edges = _edges(total, limit)
     which = np.empty(len(owner), np.int64)
     which[order] = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-    return which, len(edges) - 1, _busiest(total, edges)
+    return which, len(edges) - 1, int(np.diff(total[edges], axis=0).max(initial=0))
 
 
 def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
@@ -112,41 +112,21 @@ def _phases(owner: Ints, away: Ints, weight: Ints) -> Floats:
     return phases
 
 
-def _edges(phase: Floats, total: Ints, limit: int) -> Ints:
+def _edges(total: Ints, limit: int) -> list[int]:
     """Cut units, in the order of their phases, into rounds.
 
-    ``total[k]`` are the bytes of each rank in the first k units.
+    ``total[k]`` are the bytes of each rank in the first k units. A round is closed before the unit
+    that would exceed the capacity of a rank: half of the limit, unless all fit in one round.
     """
-    if not len(phase):
-        return np.zeros(1, np.int64)
-    whole = int(total[-1].max())
-    if whole <= limit:
-        return np.array([0, len(phase)])
-    capacity = max(1, limit // 2)
-    least = -(-whole // capacity)
-    count = least
-    while count <= least + least // 4 + 2:
-        edges = np.searchsorted(phase, np.arange(count + 1) / count)
-        if _busiest(total, edges) <= capacity:
-            return edges[np.diff(edges, prepend=-1) > 0]
-        count += max(1, count // 32)
-    return _greedy(total, capacity)
-
-
-def _greedy(total: Ints, capacity: int) -> Ints:
-    """Close a round before the unit that would exceed the capacity of a rank."""
-    columns = [np.ascontiguousarray(column) for column in total.T]
+    if total[-1].max() <= limit:
+        return [0] if len(total) == 1 else [0, len(total) - 1]
+    columns, capacity = [np.ascontiguousarray(column) for column in total.T], max(1, limit // 2)
     edges = [0]
     while edges[-1] < len(total) - 1:
         at = edges[-1]
         fits = (np.searchsorted(c, c[at] + capacity, side="right") - 1 for c in columns)
         edges.append(max(at + 1, int(min(fits))))
-    return np.array(edges)
-
-
-def _busiest(total: Ints, edges: Ints) -> int:
-    """Return the most bytes of a rank in a round."""
-    return int(np.diff(total[edges], axis=0).max(initial=0))
+    return edges
 
 
 LEAST = 64 << 20
