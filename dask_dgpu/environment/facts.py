@@ -30,7 +30,7 @@ STEADY = 1 / 16
 """Fraction of the memory that may change unnoticed, well within ``dgpu.memory.safety-margin``."""
 
 RUNTIME_BYTES = 180 * 2**20
-"""Memory for torch and kernels in the process of a rank on CPUs."""
+"""Memory for connections, numba and its kernels in the process of a rank on CPUs."""
 
 RECORDED_FRACTION = 1 / 8
 """Most of the usable memory for recordings, which plans do not count: the margin has it."""
@@ -260,7 +260,7 @@ def memory_for_blocks(dask_worker: Worker) -> int | None:
     tasks = list(dask_worker.state.tasks.values())
     blocks = sum(ts.nbytes or 0 for ts in tasks if ts.state == "memory")
     own = max(0, dask_worker.monitor.get_process_memory() - blocks)
-    own += 0 if "torch" in sys.modules else RUNTIME_BYTES
+    own += 0 if "numba" in sys.modules else RUNTIME_BYTES
     return max(0, limit - own)
 
 

@@ -247,7 +247,7 @@ def _warn_missing(client: Client | None, workers: int) -> None:
 def _warm_up(client: Client, optimizer: GraphOptimizer) -> None:
     """Start to connect all workers, without waiting for the connection.
 
-    Workers without free memory do not connect: connecting loads torch.
+    Workers without free memory do not connect: measurements need some.
     """
     scheduler: Any = client.scheduler
     device, settings = optimizer.facts.device, optimizer.settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -88,7 +87,7 @@ def _status(worker: str, dask_scheduler: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "room"), [("330MiB", False), ("480MiB", True)])
 def test_workers_with_little_memory(limit: str, room: bool) -> None:
-    """Loading torch would have Dask pause or kill workers for which there is no room."""
+    """Loading kernels would have Dask pause or kill workers for which there is no room."""
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "memory_limit": limit}
     with (
         dask.config.set({METHOD: "spawn"}),
@@ -102,12 +101,7 @@ def test_workers_with_little_memory(limit: str, room: bool) -> None:
         np.testing.assert_allclose(found, np.fft.fft2(A), atol=1e-9)
         explained = dgpu.explain(y)
         assert bool(explained.rewritten) == room
-        assert any(client.run(_has_torch).values()) == room
         assert room or "0 B may be used" in explained.declined[0].reason
-
-
-def _has_torch() -> bool:
-    return "torch" in sys.modules
 
 
 @pytest.mark.slow

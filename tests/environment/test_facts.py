@@ -227,8 +227,8 @@ def test_memory_that_a_limit_leaves_for_blocks(
         monitor=SimpleNamespace(get_process_memory=lambda: own),
         state=SimpleNamespace(tasks=tasks),
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "numba", SimpleNamespace())
     assert facts.memory_for_blocks(worker) == wanted
-    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "numba")
     later = None if wanted is None else max(0, wanted - facts.RUNTIME_BYTES)
     assert facts.memory_for_blocks(worker) == later
