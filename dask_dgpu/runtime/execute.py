@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, replace
@@ -408,16 +408,10 @@ class Rank:
             batches = [calls[at : at + most] for at in range(0, len(calls), most)]
             return [*chain.from_iterable(self.device.each(make, batches))]
 
-        found: Blocks = {}
-        into = {index: group[0] for group in work.groups for index in group}
-        into |= {index: index for index in work.calls if index not in into}
-        order, step = [*into], MOST_PARTS if work.groups else max(1, count)
-        for some in (order[at : at + step] for at in range(0, count, step)):
-            pairs = zip(some, computed(some), strict=True)
-            for first, group in groupby(pairs, key=lambda pair: into[pair[0]]):
-                blocks = [each for _, each in group]
-                merges = len(blocks) > 1 or first in found
-                found[first] = added([found.get(first, MERGED), blocks]) if merges else blocks[0]
+        if work.groups:
+            found = _merged(work, computed)
+        else:
+            found = dict(zip(work.calls, computed([*work.calls]), strict=True))
         if work.gathering:
             here = {**values, number: found}
             parts = ship(work.gathering, self.comm, self.device, here, self.names)
@@ -448,6 +442,21 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
 
         return LaneTimedComm(comm, device.watch())
     return None
+
+
+def _merged(work: Functions, computed: Callable[[Sequence[Index]], list[Array]]) -> Blocks:
+    """Compute parts of sums, a few at a time, and merge each group of them into its first."""
+    found: Blocks = {}
+    into = {index: group[0] for group in work.groups for index in group}
+    into |= {index: index for index in work.calls if index not in into}
+    order = [*into]
+    for some in (order[at : at + MOST_PARTS] for at in range(0, len(order), MOST_PARTS)):
+        pairs = zip(some, computed(some), strict=True)
+        for first, group in groupby(pairs, key=lambda pair: into[pair[0]]):
+            blocks = [each for _, each in group]
+            merges = len(blocks) > 1 or first in found
+            found[first] = added([found.get(first, MERGED), blocks]) if merges else blocks[0]
+    return found
 
 
 def _write_times(spans: Iterable[Span], ago: Iterable[float], now: float) -> None:
