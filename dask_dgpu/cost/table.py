@@ -153,8 +153,13 @@ class Shown(ABC):
         return self._rows().html()
 
 
-def quantity(value: float, unit: str) -> str:
-    """Return a number with three digits, a prefix and its unit: ``"28.1 Gflop/s"``."""
+def quantity(value: float | None, unit: str) -> str:
+    """Return a number with three digits, a prefix and its unit: ``"28.1 Gflop/s"``.
+
+    It is empty if the value is not known.
+    """
+    if value is None:
+        return ""
     if not value:
         return f"0 {unit}"
     power = min(max(PREFIXES), max(min(PREFIXES), 3 * floor(log10(abs(value)) / 3)))

@@ -64,9 +64,10 @@ class GpuStatus(Shown):
             used, others = _shares(device)
             bar = Cell(bar={BLUE: used, ORANGE: others}, tip=f"{used:.0%} used here")
             safe = self.safe[worker]
-            sizes = [_bytes(x) for x in (device.total, device.used, device.others, device.free)]
-            sizes.append("no limit" if safe is None else _bytes(safe))
-            more = [_bytes(device.pool), _with(device.utilisation, "%")]
+            known = device.total, device.used, device.others, device.free
+            sizes = [quantity(each, "B") for each in known]
+            sizes.append("no limit" if safe is None else quantity(safe, "B"))
+            more = [quantity(device.pool, "B"), _with(device.utilisation, "%")]
             more += [_with(device.temperature, "C"), ", ".join(device.peers)]
             rows.append([worker, device.name, bar, *sizes, *(more if gpus else ())])
         headings = [*HEADINGS, *(MORE if gpus else ())]
@@ -158,10 +159,6 @@ def _shares(device: Device) -> tuple[float, float]:
     if device.used is None:
         return 0.0, 1 - device.free / total
     return device.used / total, (device.others or 0) / total
-
-
-def _bytes(value: int | None) -> str:
-    return "" if value is None else quantity(value, "B")
 
 
 def _with(value: int | None, unit: str) -> str:

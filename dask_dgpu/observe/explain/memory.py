@@ -206,8 +206,7 @@ def _row(gang: GangMemory, copies: bool) -> Sequence[str]:
     if gang.terms > 1:
         parts += f", {gang.terms} terms each"
     moved = [gang.received_bytes, *[gang.host_bytes] * copies]
-    seconds = "" if gang.seconds is None else quantity(gang.seconds, "s")
-    return name, parts, *_peak(gang), *map(format_bytes, moved), seconds
+    return name, parts, *_peak(gang), *map(format_bytes, moved), quantity(gang.seconds, "s")
 
 
 def _left_row(gang: GangMemory) -> Sequence[str]:

@@ -166,28 +166,24 @@ def _cells(
 
     def drawn(value: float | None, unit: str, colour: str, most: float, tip: str) -> Cell:
         if value is None or not most:
-            return Cell(_quantity(value, unit))
-        return Cell(_quantity(value, unit), {colour: value / most}, tip)
+            return Cell(quantity(value, unit))
+        return Cell(quantity(value, unit), {colour: value / most}, tip)
 
     return {
         "operation": Cell(indent + times + each.operation, tip=each.summary),
         "by": each.by,
         "why": each.why,
         "tasks": "" if each.tasks is None else str(each.tasks),
-        "moved": _quantity(each.moved_bytes, "B"),
+        "moved": quantity(each.moved_bytes, "B"),
         "memory": drawn(
-            each.peak_bytes, "B", GREEN, room or 0, f"of {_quantity(room, 'B')} free for a gang"
+            each.peak_bytes, "B", GREEN, room or 0, f"of {quantity(room, 'B')} free for a gang"
         ),
         "predicted": drawn(each.seconds, "s", BLUE, longest, "predicted"),
         "measured": drawn(each.measured, "s", ORANGE, longest, "measured"),
-        "exposed": _quantity(each.exposed, "s"),
-        "sent": _quantity(each.sent_bytes, "B"),
+        "exposed": quantity(each.exposed, "s"),
+        "sent": quantity(each.sent_bytes, "B"),
     }
 
 
 def _plain(costs: Totals | Prediction) -> str:
     return f"plain Dask: {costs.dask_tasks} tasks, {quantity(costs.dask_seconds, 's')}"
-
-
-def _quantity(value: float | None, unit: str) -> str:
-    return "" if value is None else quantity(value, unit)

@@ -62,8 +62,8 @@ def _cells(row: Row, failed: bool, dense: bool) -> list[str]:
     word = row.operation if len(row.operation) <= LONGEST else row.operation[:LONGEST] + "…"
     cells = [word, row.kind, str(row.calls), *([str(row.failed)] if failed else [])]
     cells += [_number(facts[name]) for name in ("seconds", "compute", "transfer", "wait")]
-    cells.append(_bytes(facts["sent_bytes"]))
-    cells += [_bytes(facts["dense_bytes"])] if dense else []
+    cells.append(quantity(facts["sent_bytes"], "B"))
+    cells += [quantity(facts["dense_bytes"], "B")] if dense else []
     for rate, unit in (("bytes_per_second", 1e9), ("flops", 1e12)):
         share = facts[f"{rate}_share"]
         text = "" if facts[rate] is None else f"{facts[rate] / unit:.2g}"
@@ -125,7 +125,3 @@ def _rate(amount: float, seconds: float) -> float | None:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
-
-
-def _bytes(value: int | None) -> str:
-    return "" if value is None else quantity(value, "B")
