@@ -90,7 +90,7 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
     comm_transport : str, optional
         ``"auto"``, ``"dask"``, ``"nccl"``, ``"tcp"`` or ``"ucx"``. ``comm`` is short for it.
     comm_plaintext : bool, optional
-        Whether blocks may travel in plain text on a cluster with TLS, over NCCL or UCX.
+        Whether blocks may travel in plain text on a cluster with TLS, over NCCL, TCP or UCX.
     comm_ports : str, optional
         The ports that workers may listen on, as ``"30000-30100"``.
     when, on_error : str, optional
