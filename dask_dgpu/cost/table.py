@@ -53,7 +53,7 @@ class Cell:
 
     def html(self) -> str:
         """Return the cell as HTML."""
-        tip = f" title='{escape(self.tip, quote=True)}'" if self.tip else ""
+        tip = _title(self.tip)
         if not self.bar:
             return f"<td{tip}>{escape(self.text)}</td>"
         parts, done = "", 0.0
@@ -120,8 +120,7 @@ class Rows:
         """Return the table as HTML."""
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         heads = "".join(
-            f"<th title='{escape(self.tips.get(each, ''), quote=True)}'>{escape(each)}</th>"
-            for each in self.headings
+            f"<th{_title(self.tips.get(each, ''))}>{escape(each)}</th>" for each in self.headings
         )
         head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
         cells = ((each if isinstance(each, Cell) else Cell(each) for each in r) for r in self.rows)
@@ -151,6 +150,11 @@ class Shown(ABC):
 
     def _repr_html_(self) -> str:
         return self._rows().html()
+
+
+def _title(tip: str) -> str:
+    """Return the attribute of HTML that shows a tip, if there is one."""
+    return f" title='{escape(tip, quote=True)}'" if tip else ""
 
 
 def quantity(value: float | None, unit: str) -> str:

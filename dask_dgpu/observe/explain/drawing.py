@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.cost.table import BLUE, GREEN, GREY, quantity
@@ -45,9 +44,15 @@ class Drawing:
                 "install your system's package graphviz"
             )
         source = "\n".join(_lines(operations))
-        form: Any = {"capture_output": True, "text": True, "timeout": LIMIT, "check": True}
-        svg = subprocess.run([program, "-Tsvg"], input=source, **form).stdout
-        return cls(source, svg[svg.index("<svg") :])
+        done = subprocess.run(
+            [program, "-Tsvg"],
+            input=source,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=True,
+        )
+        return cls(source, done.stdout[done.stdout.index("<svg") :])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the drawing to a file.

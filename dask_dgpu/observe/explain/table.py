@@ -28,7 +28,6 @@ MEASURED = {
 
 WIDTH = 98
 
-
 MOST_ALIKE = 2
 """Most iterations of a loop to show one by one."""
 
@@ -72,8 +71,17 @@ def table_of(
     headings += MEASURED if measured else ()
     cells = [_cells(indent, each, longest, room) for indent, each in lines]
     rows = [[row[heading] for heading in headings] for row in cells]
-    layout = WIDTH + 30 * measured, len(TEXTS), totals is not None, True
-    return Rows("", headings, rows, *layout, PREDICTED | MEASURED, "dgpu-explain")
+    return Rows(
+        "",
+        headings,
+        rows,
+        width=WIDTH + 30 * measured,
+        texts=len(TEXTS),
+        total=totals is not None,
+        dense=True,
+        tips=PREDICTED | MEASURED,
+        name="dgpu-explain",
+    )
 
 
 def _is_predicted(totals: Totals | None) -> bool:
