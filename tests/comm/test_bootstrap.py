@@ -31,6 +31,12 @@ class Late:
         self.closed.set()
 
 
+def join_alone(kind: Any, **given: Any) -> Any:
+    """Connect as rank 0, which no other rank hears of."""
+    store = Store(lambda key, value: None)
+    return connect(kind, store=store, host="127.0.0.1", rank=0, **given)
+
+
 @pytest.mark.parametrize("how", ["limit", "abort"])
 def test_what_is_made_too_late_is_closed(how: str) -> None:
     late, attempt = Late(), Lifetime()
@@ -49,16 +55,7 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
     attempt = Lifetime()
     threading.Timer(0.2, attempt.abort, ["enough"]).start()
     with pytest.raises(CommAbortedError, match="enough"):
-        connect(
-            "tcp",
-            store=Store(lambda key, value: None),
-            host="127.0.0.1",
-            rank=0,
-            size=2,
-            timeout=60.0,
-            patient=patient,
-            lifetime=attempt,
-        )
+        join_alone("tcp", size=2, timeout=60.0, patient=patient, lifetime=attempt)
     for thread in list(attempt.threads):
         thread.join(5)
         assert not thread.is_alive()
@@ -66,14 +63,7 @@ def test_an_abort_ends_the_threads(patient: bool) -> None:
 
 def test_unknown_transport():
     with pytest.raises(ValueError, match="pigeon"):
-        connect(
-            "pigeon",
-            store=Store(lambda key, value: None),
-            host="127.0.0.1",
-            rank=0,
-            size=1,
-            timeout=1,
-        )
+        join_alone("pigeon", size=1, timeout=1)
 
 
 @pytest.mark.slow
