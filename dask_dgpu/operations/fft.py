@@ -20,7 +20,7 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import Blocks, Cost, Operation, Progress, Request, Value, place
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Bare, Chunks, Cuts, Index, Layout, counted, cuts_of, grid_of
+from graph_opt.model.layout import Bare, Chunks, Cuts, Index, Layout, counted, cuts_of
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,8 @@ def _part(layout: Layout, first: Index, counts: Index) -> Layout:
 
 def _layout(part: PartTransform) -> Layout:
     output, (_, first) = part.ranked.output, part.first
-    owners = np.full(grid_of(part.cuts), -1, np.int64)
     spans = (slice(at, at + count) for at, count in zip(first, output.grid, strict=True))
-    owners[tuple(spans)] = np.reshape(output.owners, output.grid)
-    return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
+    return output.within(part.cuts, tuple(spans))
 
 
 def _run(

@@ -47,7 +47,7 @@ from dask_dgpu.operations.operation import (
     product_flops,
 )
 from graph_opt.model.cost import Machine
-from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of, grid_of
+from graph_opt.model.layout import Bare, Cuts, Layout, counted, cuts_of
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,7 @@ def _operand(placed: Placed, form: Exact, *kept: Sequence[int]) -> Operand:
 
 
 def _layout(part: PartProduct) -> Layout:
-    owners = np.full(grid_of(part.cuts), -1, np.int64)
-    made = part.plan.result
-    owners[np.ix_(part.rows, part.columns)] = np.reshape(made.owners, made.grid)
-    return Layout(part.cuts, tuple(owners.reshape(-1).tolist()))
+    return part.plan.result.within(part.cuts, np.ix_(part.rows, part.columns))
 
 
 def _run(part: PartProduct, comm: Comm, *given: Any, progress: Progress) -> Any:

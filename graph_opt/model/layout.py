@@ -321,6 +321,12 @@ class Layout(Blocked):
             found[owner] += prod(shape)
         return found
 
+    def within(self, cuts: tuple[Cuts, ...], blocks: Any) -> Layout:
+        """Return the layout of a larger array, of which only these ``blocks``, an index, exist."""
+        owners = np.full(grid_of(cuts), -1, np.int64)
+        owners[blocks] = np.reshape(self.owners, self.grid)
+        return Layout(cuts, tuple(owners.reshape(-1).tolist()))
+
     def transposed(self, axes: Sequence[int]) -> Layout:
         """Return the layout of the transpose: its axis k is axis ``axes[k]`` of this one."""
         if sorted(axes) != list(range(self.ndim)):
