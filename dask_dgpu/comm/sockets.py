@@ -298,7 +298,11 @@ def _connect(address: str, rank: int, deadline: float) -> socket.socket:
     left = max(_ABORT_INTERVAL, deadline - time.monotonic())
     try:
         connected = socket.create_connection((host, int(port)), left)
-        connected.sendall(_HELLO.pack(bytes.fromhex(token), rank))
+        try:
+            connected.sendall(_HELLO.pack(bytes.fromhex(token), rank))
+        except OSError:  # the peer ended before it accepted
+            connected.close()
+            raise
     except OSError as error:
         raise CommError(f"rank {rank} could not connect to {host}: {error}") from error
     return connected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -194,6 +195,27 @@ def test_a_rank_that_does_not_listen_is_named() -> None:
         port = free.getsockname()[1]
     with pytest.raises(CommError, match=r"rank 1 could not connect to 127\.0\.0\.1"):
         connect_as(1, f"127.0.0.1 {port} 00".encode())
+
+
+def test_a_rank_that_ends_before_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is reset; its socket is closed, not left to the garbage collector."""
+    reset = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def connect(to: tuple[str, int], timeout: float) -> socket.socket:
+            reset.append(socket.socket())
+            reset[0].settimeout(timeout)
+            reset[0].connect(to)
+            accepted, _ = listener.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+            return reset[0]
+
+        monkeypatch.setattr(socket, "create_connection", connect)
+        with pytest.raises(CommError, match=r"rank 1 could not connect to 127\.0\.0\.1"):
+            connect_as(1, f"127.0.0.1 {port} {bytes(16).hex()}".encode())
+    assert reset[0].fileno() == -1
 
 
 def test_an_abort_ends_connecting() -> None:
