@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from html import escape
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.cost.table import Rows, Shown
-from dask_dgpu.observe.explain.drawing import Drawing, svg_path
+from dask_dgpu.observe.explain.drawing import drawn
 from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
@@ -142,30 +143,30 @@ class Explanation(Shown):
         """
         return json.dumps(self.to_dict(), default=str)
 
-    def visualize(self, filename: str | PathLike[str] | None = None) -> Drawing:
+    def visualize(self, filename: str | PathLike[str] | None = None) -> Any:
         """Draw the program: operations, layouts, exchanges.
 
         Parameters
         ----------
         filename : path-like, optional
-            A file for the drawing, which is overwritten. Its name ends in ``.svg``.
+            A file for the drawing, which is overwritten. Its ending is the format, as ``.svg``.
 
         Returns
         -------
-        Drawing
-            An SVG that displays in a notebook, and has ``save``.
+        graphviz.Digraph
+            Displays in a notebook.
 
         Raises
         ------
         DgpuError
-            If Graphviz is not installed.
+            If the package graphviz is not installed.
         ValueError
-            If ``filename`` has another ending.
+            If Graphviz does not know the format.
         """
-        path = None if filename is None else svg_path("filename", filename)
-        drawing = Drawing.of(self.operations)
-        if path is not None:
-            drawing.save(path)
+        drawing = drawn(self.operations)
+        if filename is not None:
+            path = Path(filename)
+            path.write_bytes(drawing.pipe(path.suffix[1:]))
         return drawing
 
     @property
