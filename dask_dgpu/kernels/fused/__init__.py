@@ -69,24 +69,29 @@ def evaluate_all(
     return evaluate_all_cuda(expression, several)
 
 
-def called(function: Callable[..., Sequence[Array]], *blocks: Array) -> Sequence[Array]:
-    """Call a function of arrays that returns several; for CuPy's as one kernel.
+def called(
+    function: Callable[..., Sequence[Array]], *blocks: Array, **options: Any
+) -> Sequence[Array]:
+    """Call a function of arrays that returns several; for CuPy's as one kernel if possible.
 
-    It calls NumPy's functions only, and always the same ones.
+    It calls NumPy's functions only, and always the same ones for some options, which have a hash.
     """
     if _on_host(blocks) and blocks[0].size < LARGE:
-        return function(*blocks)
+        return function(*blocks, **options)
     kinds = tuple([(block.dtype, block.ndim) for block in blocks])
-    return evaluate(_traced(function, kinds), blocks)
+    return evaluate(traced(function, kinds, **options), blocks)
 
 
-@lru_cache(maxsize=256)
-def _traced(
-    function: Callable[..., Sequence[Array]], kinds: tuple[tuple[np.dtype[Any], int], ...]
+@lru_cache(maxsize=1024)
+def traced(
+    function: Callable[..., Sequence[Array]],
+    kinds: tuple[tuple[np.dtype[Any], int], ...],
+    **options: Any,
 ) -> Expression:
+    """Return what a function computes of arrays of some dtypes and numbers of axes."""
     trace = Trace()
     inputs = [trace.input(np.ones((1,) * ndim, dtype)) for dtype, ndim in kinds]
-    return trace.expression(function(*inputs))
+    return trace.expression(function(*inputs, **options))
 
 
 def _on_host(blocks: Sequence[Array]) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ class Binned:
         ``dtype`` is bfloat16, float16, float32 or float64.
         """
         with np.errstate(over="ignore"):
-            (values,) = called(_rounding(self.low, dtype), self.special, *self.limbs)
+            (values,) = called(_rounded, self.special, *self.limbs, low=self.low, dtype=dtype)
             return narrowed(values, dtype) if dtype == BFLOAT16 else values
 
 
@@ -196,39 +196,34 @@ def carried(limbs: Sequence[Array]) -> list[Array]:
     return [*found, carry]
 
 
-@lru_cache(maxsize=256)
-def _rounding(low: int, dtype: str) -> Callable[..., list[Array]]:
-    """Return a function of flags and limbs, which may be traced, that rounds sums to a dtype.
+def _rounded(special: Array, *limbs: Array, low: int, dtype: str) -> list[Array]:
+    """Round sums, of which ``low`` is the first limb, to a dtype.
 
     For bfloat16 it rounds to odd: to a double that another rounding does not mistake for a tie.
     """
-
-    def rounded(special: Array, *limbs: Array) -> list[Array]:
-        zero = special.astype(np.int64) & 0
-        signed = carried(limbs or [zero])
-        negative = signed[-1] < 0
-        whole = [zero, zero, *carried([np.where(negative, -limb, limb) for limb in signed])]
-        one = two = three = rest = below = zero  # the highest limbs in use, and all others
-        scale: Array = 1.0
-        for at, here in enumerate(whole[2:]):
-            used = here != 0
-            one, two = np.where(used, here, one), np.where(used, whole[at + 1], two)
-            three, rest = np.where(used, whole[at], three), np.where(used, below, rest)
-            scale = np.where(used, np.ldexp(1.0, BITS * (low + at) + LOWEST), scale)
-            below = below | whole[at]
-        if dtype == "float64":
-            lower = (two & 0xFFFF) << BITS | three | (rest != 0)  # both parts have 48 bits
-            wide = (one << 16 | two >> 16).astype("f8") * 2.0**48 + lower.astype("f8")
-            value = wide * 2.0**-64 * scale
-        else:
-            large = one >> 21 != 0  # both limbs have more bits than a double
-            lost = np.where(large, two & 0x7FF, 0) | three | rest
-            odd = np.where(large, one << 21 | two >> 11, one << BITS | two) | (lost != 0)
-            value = odd.astype("f8") * np.where(large, 2.0**-21, 2.0**-BITS) * scale
-        value = np.where(negative, -value, value)
-        plus, minus, nan = ((special & flag) != 0 for flag in (INFINITE, NEGATIVE, NOT_A_NUMBER))
-        value = np.where(plus, np.inf, np.where(minus, -np.inf, value))
-        value = np.where(nan | (plus & minus), np.nan, value)
-        return [value if dtype in ("float64", BFLOAT16) else value.astype(dtype)]
-
-    return rounded
+    zero = special.astype(np.int64) & 0
+    signed = carried(limbs or [zero])
+    negative = signed[-1] < 0
+    whole = [zero, zero, *carried([np.where(negative, -limb, limb) for limb in signed])]
+    one = two = three = rest = below = zero  # the highest limbs in use, and all others
+    scale: Array = 1.0
+    for at, here in enumerate(whole[2:]):
+        used = here != 0
+        one, two = np.where(used, here, one), np.where(used, whole[at + 1], two)
+        three, rest = np.where(used, whole[at], three), np.where(used, below, rest)
+        scale = np.where(used, np.ldexp(1.0, BITS * (low + at) + LOWEST), scale)
+        below = below | whole[at]
+    if dtype == "float64":
+        lower = (two & 0xFFFF) << BITS | three | (rest != 0)  # both parts have 48 bits
+        wide = (one << 16 | two >> 16).astype("f8") * 2.0**48 + lower.astype("f8")
+        value = wide * 2.0**-64 * scale
+    else:
+        large = one >> 21 != 0  # both limbs have more bits than a double
+        lost = np.where(large, two & 0x7FF, 0) | three | rest
+        odd = np.where(large, one << 21 | two >> 11, one << BITS | two) | (lost != 0)
+        value = odd.astype("f8") * np.where(large, 2.0**-21, 2.0**-BITS) * scale
+    value = np.where(negative, -value, value)
+    plus, minus, nan = ((special & flag) != 0 for flag in (INFINITE, NEGATIVE, NOT_A_NUMBER))
+    value = np.where(plus, np.inf, np.where(minus, -np.inf, value))
+    value = np.where(nan | (plus & minus), np.nan, value)
+    return [value if dtype in ("float64", BFLOAT16) else value.astype(dtype)]

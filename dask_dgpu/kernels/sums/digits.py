@@ -12,14 +12,12 @@ limbs in use, and a third takes digits from the bits of the numbers::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.kernels.fused import called, evaluate
-from dask_dgpu.kernels.fused.tracer import Trace
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.sums.binned import (
     BITS,
     INFINITE,
@@ -32,7 +30,6 @@ from dask_dgpu.kernels.sums.binned import (
     merged,
     placed,
 )
-from graph_opt.model.expression import Expression
 
 Array = Any
 
@@ -75,7 +72,7 @@ def sum_digits(block: Array, axes: Sequence[int]) -> Binned:
         return _split(block, axes, max(PARTS, -(-count // EXACT)))
     low = _quick_low[block.itemsize]
     with np.errstate(all="ignore"):
-        fit, *limbs = evaluate(_quick(axes, block.ndim, block.dtype.name, low), [block])
+        fit, *limbs = called(_quick, block, axes=axes, low=low)
     special = np.zeros(fit.shape, np.uint8, like=block)
     if not fit.all():
         low, limbs, special = _from_bits(block.view(f"i{block.itemsize}"), axes, special)
@@ -105,20 +102,17 @@ def _split(block: Array, axes: tuple[int, ...], parts: int) -> Binned:
     return merged([total, sum_digits(rest, axes)]) if rest.size else total
 
 
-@lru_cache(maxsize=256)
-def _quick(axes: tuple[int, ...], ndim: int, dtype: str, low: int) -> Expression:
+def _quick(numbers: Array, axes: tuple[int, ...], low: int) -> list[Array]:
     """Return whether all numbers of a sum have their digits in ``QUICK`` limbs, and these."""
-    trace = Trace()
-    numbers = trace.input(np.ones((1,) * ndim, dtype))
     left = numbers.astype("f8")
     units, sums = [2.0 ** (BITS * (low + at) + LOWEST) for at in range(QUICK)], []
     for unit in reversed(units):
         large = 1.5 * 2.0**52 * unit
         part = (left + large) - large
         left = left - part
-        sums.append((trace.reduce("sum", part, axes) * (1 / unit)).astype("i8"))
+        sums.append((np.sum(part, axis=axes) * (1 / unit)).astype("i8"))
     fit = (abs(numbers) < units[-1] * 2.0 ** (BITS - 1)) & (left == 0)
-    return trace.expression([trace.reduce("all", fit, axes), *carried(sums[::-1])])
+    return [np.all(fit, axis=axes), *carried(sums[::-1])]
 
 
 def _from_bits(
@@ -131,11 +125,10 @@ def _from_bits(
     quick = -(-(last + form.digits + 2 - BITS) // BITS) + 1 - QUICK
     _quick_low[bits.itemsize] = min(max(2, quick), 64 - QUICK)
     low, end, limbs = first // BITS, last // BITS + 3 if most else 0, list[Array]()
-    kind = axes, bits.ndim, bits.dtype.name
     for start in range(low, end, MOST_LIMBS):
-        limbs += evaluate(_digits(*kind, start, min(MOST_LIMBS, end - start)), [bits])
+        limbs += called(_digits, bits, axes=axes, low=start, count=min(MOST_LIMBS, end - start))
     if infinite:
-        (special,) = evaluate(_flags(*kind), [bits])
+        (special,) = called(_flags, bits, axes=axes)
     return low, [*called(_carried, *limbs)] if limbs else [], special
 
 
@@ -156,12 +149,9 @@ def _carried(*limbs: Array) -> list[Array]:
     return carried(limbs)
 
 
-@lru_cache(maxsize=256)
-def _digits(axes: tuple[int, ...], ndim: int, dtype: str, low: int, count: int) -> Expression:
+def _digits(bits: Array, axes: tuple[int, ...], low: int, count: int) -> list[Array]:
     """Return the sums of the digits in some limbs."""
-    trace = Trace()
-    bits = trace.input(np.ones((1,) * ndim, dtype))
-    form, size = FORMATS[dtype], _absolute(bits)
+    form, size = FORMATS[bits.dtype.name], _absolute(bits)
     exponent, fraction = size >> form.digits, (size & (1 << form.digits) - 1).astype("i8")
     mantissa = np.where(exponent > 0, fraction | 1 << form.digits, fraction)
     mantissa = np.where(size < form.infinite, np.where(bits < 0, -mantissa, mantissa), 0)
@@ -174,19 +164,16 @@ def _digits(axes: tuple[int, ...], ndim: int, dtype: str, low: int, count: int) 
         digits: Any = 0
         for further, part in enumerate(parts):
             digits = np.where(first == at - further, part, digits)
-        sums.append(trace.reduce("sum", digits, axes))
-    return trace.expression(sums)
+        sums.append(np.sum(digits, axis=axes))
+    return sums
 
 
-@lru_cache(maxsize=256)
-def _flags(axes: tuple[int, ...], ndim: int, dtype: str) -> Expression:
+def _flags(bits: Array, axes: tuple[int, ...]) -> list[Array]:
     """Return the flags of sums."""
-    trace = Trace()
-    bits = trace.input(np.ones((1,) * ndim, dtype))
-    infinite, size = FORMATS[dtype].infinite, _absolute(bits)
+    infinite, size = FORMATS[bits.dtype.name].infinite, _absolute(bits)
     found = bits == infinite, (size == infinite) & (bits < 0), size > infinite
     flags = [
-        np.where(trace.reduce("any", each, axes), np.uint8(flag), np.uint8(0))
+        np.where(np.any(each, axis=axes), np.uint8(flag), np.uint8(0))
         for flag, each in zip(FLAGS, found, strict=True)
     ]
-    return trace.expression([flags[0] | flags[1] | flags[2]])
+    return [flags[0] | flags[1] | flags[2]]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dask_dgpu.kernels.fused import traced
 from dask_dgpu.kernels.fused.host import evaluate_host
 from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.plan import planned
-from dask_dgpu.kernels.fused.tracer import Trace
-from dask_dgpu.kernels.sums.binned import _rounding
+from dask_dgpu.kernels.sums.binned import _rounded
 from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
 from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
 from dask_dgpu.kernels.sums.digits import _digits, _quick
@@ -25,7 +26,10 @@ from tests.kernels.fused.test_plan import described
         *((_two_sums, ["f8"] * arrays) for arrays in (4, 8)),
         *((_value, ["f8"] * arrays) for arrays in (2, 4)),
         *((_doubles, ["f4"]), (_singles, ["f8"]), (_upper_halves, ["u4"])),
-        *((_rounding(31, dtype), ["u1", *["i8"] * 4]) for dtype in ("float32", "float64")),
+        *(
+            (partial(_rounded, low=31, dtype=dtype), ["u1", *["i8"] * 4])
+            for dtype in ("float32", "float64")
+        ),
         *((_whole, [dtype] * 2) for dtype in ("f2", "f4")),
         *((_whole_and_rest, dtypes) for dtypes in (["f8", "f8"], ["f8", "f4"], ["f2", "f8"])),
     ],
@@ -37,9 +41,7 @@ def test_one_kernel(function: Any, dtypes: list[str], shape: tuple[int, ...]) ->
         (rng.random(shape) * 2.0 ** {"f2": 9, "u1": 3}.get(dtype, 31)).astype(dtype)
         for dtype in dtypes
     ]
-    trace = Trace()
-    inputs = [trace.input(np.ones((1,) * len(shape), dtype)) for dtype in dtypes]
-    expression = trace.expression(function(*inputs))
+    expression = traced(function, tuple((np.dtype(dtype), len(shape)) for dtype in dtypes))
     (step,) = planned(expression, [described(np.asarray(block)) for block in blocks])
     assert isinstance(step, Launch)
     assert [entry.name for entry in step.entries] == ["fused"]
@@ -79,8 +81,9 @@ def test_many_exact_sums_are_one_launch(
     dtype: str, shape: tuple[int, ...], axes: tuple[int, ...], kernels: list[str]
 ) -> None:
     block = Array(np.dtype(dtype), shape, contiguous(shape), 0)
-    plan = planned(_quick(axes, len(shape), dtype, 31), [block])
+    plan = planned(traced(_quick, ((block.dtype, len(shape)),), axes=axes, low=31), [block])
     assert [step.entries[0].name for step in plan if isinstance(step, Launch)] == kernels
     bits = block._replace(dtype=np.dtype(f"i{block.dtype.itemsize}"))
-    (step,) = planned(_digits(axes, len(shape), bits.dtype.name, 31, 3), [bits])
+    kinds = ((bits.dtype, len(shape)),)
+    (step,) = planned(traced(_digits, kinds, axes=axes, low=31, count=3), [bits])
     assert isinstance(step, Launch)
