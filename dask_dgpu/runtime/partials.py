@@ -11,17 +11,15 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
 from dask.core import flatten
 
-from dask_dgpu.kernels.fused import evaluate
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.fused.reductions import State, merge_means, merge_moments, quotient
-from dask_dgpu.kernels.fused.tracer import Trace
 from graph_opt.dask_graph import internals
-from graph_opt.model.expression import Expression
 
 Array = Any
 Options = Mapping[str, Any]
@@ -33,13 +31,13 @@ KNOWN = {"axis", "dtype", "keepdims", "sum", "order", "ddof"}
 """Options of Dask's functions; others are a reason to call these."""
 
 
-def _mean(states: Sequence[State], ddof: float) -> Array:
-    count, total = merge_means(states)
+def _mean(state: State, ddof: float) -> Array:
+    count, total = state
     return total / count
 
 
-def _variance(states: Sequence[State], ddof: float) -> Array:
-    count, _, squares = _merge_moments(states)
+def _variance(state: State, ddof: float) -> Array:
+    count, _, squares = state
     freedom = count - ddof
     return squares / np.where(freedom < 0, np.nan, freedom)
 
@@ -55,12 +53,12 @@ def _merge_moments(states: Sequence[State]) -> State:
 class Aggregate:
     """A function of Dask's that merges parts, each a dictionary of the arrays of a state.
 
-    ``finish`` returns the result of all parts; without it they become one part.
+    ``finish`` returns the result for the state of all parts; without it they become one part.
     """
 
     own: Callable[..., Any]
     merge: Callable[[Sequence[State]], State]
-    finish: Callable[[Sequence[State], float], Array] | None = None
+    finish: Callable[[State, float], Array] | None = None
     is_stateless: ClassVar[bool] = True
 
     def __call__(self, pairs: Any, **options: Any) -> Any:
@@ -68,12 +66,9 @@ class Aggregate:
         states = _states(pairs, options)
         if states is None:
             return self.own(pairs, **options)
-        kinds = tuple((array.dtype.name, array.ndim) for array in states[0])
-        dtype, ddof = np.dtype(options.get("dtype", "f8")).name, options.get("ddof", 0)
-        found = evaluate(
-            _traced(self, len(states), kinds, dtype, ddof),
-            [array for state in states for array in state],
-        )
+        arrays = [array for state in states for array in state]
+        dtype, ddof = np.dtype(options.get("dtype", "f8")), options.get("ddof", 0)
+        found = called(_merged, *arrays, by=self, parts=len(states), dtype=dtype, ddof=ddof)
         if self.finish is None:
             parts = dict(zip(("n", "total", "M"), found, strict=False))
             return parts | ({"M": parts["M"][..., None]} if "M" in parts else {})
@@ -93,17 +88,11 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 """What gangs call instead of these functions of Dask's."""
 
 
-@lru_cache(maxsize=256)
-def _traced(
-    function: Aggregate, count: int, kinds: tuple[tuple[str, int], ...], dtype: str, ddof: float
-) -> Expression:
-    """Return what a function computes of parts whose arrays are of some dtypes."""
-    trace = Trace()
-    arrays = [np.ones((1,) * ndim, each) for each, ndim in kinds]
-    states = [tuple(map(trace.input, arrays)) for _ in range(count)]
-    if function.finish is None:
-        return trace.expression(function.merge(states))
-    return trace.expression([function.finish(states, ddof).astype(dtype)])
+def _merged(*arrays: Array, by: Aggregate, parts: int, dtype: Any, ddof: float) -> Sequence[Array]:
+    """Return the state of all parts, given the arrays of each, or the result."""
+    each = len(arrays) // parts
+    state = by.merge([arrays[at : at + each] for at in range(0, len(arrays), each)])
+    return state if by.finish is None else [by.finish(state, ddof).astype(dtype)]
 
 
 def _states(pairs: Any, options: Options) -> list[State] | None:
