@@ -41,14 +41,14 @@ def narrowed(values: Array, dtype: str) -> Array:
     if dtype == "float64":
         return widened(values)
     if _on_device(values) and dtype == "float32":
-        return called(_singles, widened(values))[0]
+        return called(_cast, widened(values), dtype="float32")[0]
     if dtype != BFLOAT16:
         return values.astype(dtype)
     bits = widened(values).view(np.int64)
     lost = bits & ((1 << LOST) - 1)
     odd = (bits - lost) | ((lost != 0).astype(np.int64) << LOST)
     if _on_device(values):
-        (singles,) = called(_singles, odd.view(np.float64))
+        (singles,) = called(_cast, odd.view(np.float64), dtype="float32")
         return called(_upper_halves, singles.view(np.uint32))[0].view(dtype_named(BFLOAT16))
     with np.errstate(over="ignore"):
         return odd.view(np.float64).astype(dtype_named(dtype))
@@ -57,16 +57,12 @@ def narrowed(values: Array, dtype: str) -> Array:
 def widened(values: Array) -> Array:
     """Return real NumPy or CuPy numbers as float64; no copy of float64."""
     if _on_device(values) and values.dtype.name in ("float32", BFLOAT16):
-        return called(_doubles, values.astype(np.float32, copy=False))[0]
+        return called(_cast, values.astype(np.float32, copy=False), dtype="float64")[0]
     return values.astype(np.float64, copy=False)
 
 
-def _doubles(values: Array) -> list[Array]:
-    return [values.astype(np.float64)]
-
-
-def _singles(values: Array) -> list[Array]:
-    return [values.astype(np.float32)]
+def _cast(values: Array, dtype: str) -> list[Array]:
+    return [values.astype(dtype)]
 
 
 def _upper_halves(single: Array) -> list[Array]:

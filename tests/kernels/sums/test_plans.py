@@ -14,7 +14,7 @@ from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.sums.binned import _rounded
 from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
-from dask_dgpu.kernels.sums.conversion import _doubles, _singles, _upper_halves
+from dask_dgpu.kernels.sums.conversion import _cast, _upper_halves
 from dask_dgpu.kernels.sums.digits import _digits, _quick
 from dask_dgpu.kernels.sums.exact_product import _whole, _whole_and_rest
 from tests.kernels.fused.test_plan import described
@@ -25,7 +25,8 @@ from tests.kernels.fused.test_plan import described
     [
         *((_two_sums, ["f8"] * arrays) for arrays in (4, 8)),
         *((_value, ["f8"] * arrays) for arrays in (2, 4)),
-        *((_doubles, ["f4"]), (_singles, ["f8"]), (_upper_halves, ["u4"])),
+        *((partial(_cast, dtype=to), [dtype]) for to, dtype in (("f8", "f4"), ("f4", "f8"))),
+        (_upper_halves, ["u4"]),
         *(
             (partial(_rounded, low=31, dtype=dtype), ["u1", *["i8"] * 4])
             for dtype in ("float32", "float64")
