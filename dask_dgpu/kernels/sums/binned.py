@@ -24,7 +24,7 @@ import numpy as np
 
 from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed
-from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from dask_dgpu.kernels.sums.lanes import steps_of
 from graph_opt.model.layout import BFLOAT16
 
 Array = Any
@@ -123,16 +123,11 @@ def block_sum(block: Array, axes: Sequence[int]) -> Binned:
 
 
 def _sum_of(block: Array, axes: Sequence[int]) -> Binned:
-    block, turned = forwards(block, axes)
     if isinstance(block, np.ndarray):
-        sums = _on_host(block, axes)
-    else:
-        from dask_dgpu.kernels.sums.binned_cuda import block_sum_cuda
+        return _on_host(block, axes)
+    from dask_dgpu.kernels.sums.binned_cuda import block_sum_cuda
 
-        sums = block_sum_cuda(block, axes)
-    if all(part.step is None for part in turned):
-        return sums
-    return Binned(sums.low, sums.limbs[(slice(None), *turned)], sums.special[turned])
+    return block_sum_cuda(block, axes)
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Binned:

@@ -361,7 +361,7 @@ sum_columns(const Value* values, Word* limbs, unsigned int* special, Long length
 
 
 def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
-    """Sum a block of float32 or float64 with non-negative strides exactly.
+    """Sum a block of float32 or float64 exactly.
 
     The host does not wait for the sums of one run of a few columns.
     """

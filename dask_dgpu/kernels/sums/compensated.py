@@ -22,7 +22,7 @@ from dask_dgpu.kernels.fused import called, evaluate
 from dask_dgpu.kernels.fused.device_functions import TYPES
 from dask_dgpu.kernels.fused.tracer import Trace
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
-from dask_dgpu.kernels.sums.lanes import forwards, steps_of
+from dask_dgpu.kernels.sums.lanes import steps_of
 from graph_opt.model.expression import Expression, Reduce
 
 Array = Any
@@ -95,13 +95,10 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
 
 
 def _sum_of(block: Array, axes: Sequence[int], doubles: bool) -> Pair:
-    block, turned = forwards(block, axes)
     if isinstance(block, np.ndarray):
-        found = _on_host(block, axes)
-    else:
-        sums = evaluate(_expression(tuple(axes), block.ndim, doubles), [block])
-        found = Pair(*(part for each in sums for part in (each.real, each.imag)))
-    return found.each(lambda sums: sums[turned])
+        return _on_host(block, axes)
+    sums = evaluate(_expression(tuple(axes), block.ndim, doubles), [block])
+    return Pair(*(part for each in sums for part in (each.real, each.imag)))
 
 
 def _on_host(block: Array, axes: Sequence[int]) -> Pair:

@@ -63,6 +63,7 @@ class Form(NamedTuple):
     summed: tuple[Axis, ...]
     shape: tuple[int, ...]  # lengths of the kept axes of the block, by falling stride
     order: tuple[int, ...]  # the position in ``shape`` of each kept axis of the block
+    turned: tuple[slice, ...] = ()  # which of them the block reverses
 
     def restored(self, sums: Array, leading: int = 0) -> Array:
         """Return sums in the order of the form with the axes of the block.
@@ -70,7 +71,8 @@ class Form(NamedTuple):
         The first ``leading`` axes belong to each sum and stay first.
         """
         sums = sums.reshape(sums.shape[:leading] + self.shape)
-        return sums.transpose(*range(leading), *(leading + at for at in self.order))
+        sums = sums.transpose(*range(leading), *(leading + at for at in self.order))
+        return sums[(..., *self.turned)]
 
 
 def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> Form:
@@ -99,12 +101,6 @@ def _joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
     return tuple(joined)
 
 
-def forwards(x: Array, axes: Sequence[int]) -> tuple[Array, tuple[slice, ...]]:
-    """Return a view without negative strides, and the slices that reverse its sums again."""
-    turned = [slice(None, None, -1 if stride < 0 else None) for stride in x.strides]
-    return x[(..., *turned)], tuple(s for axis, s in enumerate(turned) if axis not in axes)
-
-
 def in_elements(x: Array) -> tuple[int, ...]:
     """Return the strides of a block in elements."""
     return tuple(stride // x.itemsize for stride in x.strides)
@@ -127,12 +123,15 @@ def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...
         x = x.copy()
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
+    turned = [slice(None, None, -1 if stride < 0 else None) for stride in x.strides]
+    x = x[(..., *turned)]
     form = form_of(x.shape, in_elements(x), axes)
     shape, steps = _steps(form)
     count = sum(len(walks) for _, walks in steps)
     if count > 1 and x.size < SMALL_WALK * count:
         x, form = gathered(x, axes)
         shape, steps = _steps(form)
+    form = form._replace(turned=tuple(s for axis, s in enumerate(turned) if axis not in axes))
     span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, in_elements(x), strict=True))
     return as_strided(x, (span,), (x.itemsize,), writeable=False), form, shape, steps
 
