@@ -52,7 +52,7 @@ class Binned:
     @classmethod
     def of(cls, low: int, limbs: Array, special: Array) -> Binned:
         """Normalise and trim limbs in NumPy memory."""
-        whole = np.stack(carried(limbs)) if len(limbs) else limbs
+        whole = np.stack(carried(*limbs)) if len(limbs) else limbs
         used = np.flatnonzero(whole.any(axis=tuple(range(1, whole.ndim)))).tolist() or [0, -1]
         return cls(low + used[0], whole[used[0] : used[-1] + 1], special)
 
@@ -61,11 +61,9 @@ class Binned:
         limbs = self.limbs.reshape(len(self.limbs), *shape)
         return Binned(self.low, limbs, self.special.reshape(shape))
 
-    def window(self, low: int, high: int) -> Array:
-        """Return the limbs from ``low`` to ``high``, which includes all in use."""
-        limbs = np.zeros((high - low, *self.special.shape), np.int64, like=self.limbs)
-        limbs[self.low - low : self.low - low + len(self.limbs)] = self.limbs
-        return limbs
+    def place(self, low: int) -> slice:
+        """Return which limbs these are among those from ``low`` on."""
+        return slice(self.low - low, self.low - low + len(self.limbs))
 
     def value(self, dtype: str = "float64") -> Array:
         """Return the sums, rounded once to nearest, ties to even; a zero is positive.
@@ -114,11 +112,8 @@ def block_sum(block: Array, axes: Sequence[int]) -> Binned:
     """
     block = as_real(block)
     if block.size == 0:
-        special = np.zeros(
-            [n for k, n in enumerate(block.shape) if k not in axes], "u1", like=block
-        )
-        special = placed(special, special.size)
-        return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
+        kept = [n for k, n in enumerate(block.shape) if k not in axes]
+        return stored(0, [], np.zeros(kept, "u1", like=block))
     return in_parts(block, axes, ("float32", "float64"), _sum_of, merged)
 
 
@@ -150,7 +145,7 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
     low, high = limb_range(found)
     limbs = np.zeros((high - low, *shape), np.int64)
     for (target, _), part in zip(steps, found, strict=True):
-        limbs[(slice(None), *target)] = part.window(low, high)
+        limbs[(part.place(low), *target)] = part.limbs
     return Binned(low, form.restored(limbs, 1), form.restored(special))
 
 
@@ -166,18 +161,26 @@ def merged(parts: Sequence[Binned]) -> Binned:
     low, high = limb_range(parts)
     limbs = np.zeros((high - low, *parts[0].special.shape), np.int64, like=parts[0].limbs)
     for part in parts:
-        limbs[part.low - low : part.low - low + len(part.limbs)] += part.limbs
+        limbs[part.place(low)] += part.limbs
     return Binned(low, limbs, reduce(np.bitwise_or, [part.special for part in parts]))
 
 
-def placed(array: Array, sums: int) -> Array:
-    """Return an array of so many sums in the memory in which they are added."""
+def stored(low: int, limbs: Sequence[Array], special: Array) -> Binned:
+    """Return sums in the memory in which they are added."""
+    special = _placed(special, special.size)
+    if not len(limbs):
+        return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
+    found = _placed(np.stack(limbs), special.size)
+    return (Binned.of if isinstance(found, np.ndarray) else Binned)(low, found, special)
+
+
+def _placed(array: Array, sums: int) -> Array:
     if isinstance(array, np.ndarray | np.generic):
         return np.asarray(array)
     return array if sums > FEW else array.get()
 
 
-def carried(limbs: Sequence[Array]) -> list[Array]:
+def carried(*limbs: Array) -> list[Array]:
     """Return limbs with the same value and 32 bits each, and one more with the rest and the sign.
 
     Limbs may be traced; there is at least one.
@@ -197,9 +200,9 @@ def _rounded(special: Array, *limbs: Array, low: int, dtype: str) -> list[Array]
     For bfloat16 it rounds to odd: to a double that another rounding does not mistake for a tie.
     """
     zero = special.astype(np.int64) & 0
-    signed = carried(limbs or [zero])
+    signed = carried(*(limbs or [zero]))
     negative = signed[-1] < 0
-    whole = [zero, zero, *carried([np.where(negative, -limb, limb) for limb in signed])]
+    whole = [zero, zero, *carried(*(np.where(negative, -limb, limb) for limb in signed))]
     one = two = three = rest = below = zero  # the highest limbs in use, and all others
     scale: Array = 1.0
     for at, here in enumerate(whole[2:]):

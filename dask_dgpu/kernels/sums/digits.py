@@ -28,7 +28,7 @@ from dask_dgpu.kernels.sums.binned import (
     Binned,
     carried,
     merged,
-    placed,
+    stored,
 )
 
 Array = Any
@@ -76,16 +76,7 @@ def sum_digits(block: Array, axes: Sequence[int]) -> Binned:
     special = np.zeros(fit.shape, np.uint8, like=block)
     if not fit.all():
         low, limbs, special = _from_bits(block.view(f"i{block.itemsize}"), axes, special)
-    return _binned(low, limbs, special)
-
-
-def _binned(low: int, limbs: Sequence[Array], special: Array) -> Binned:
-    """Return sums where they are added."""
-    special = placed(special, special.size)
-    if not len(limbs):
-        return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
-    found = placed(np.stack(limbs), special.size)
-    return (Binned.of if isinstance(found, np.ndarray) else Binned)(low, found, special)
+    return stored(low, limbs, special)
 
 
 def _split(block: Array, axes: tuple[int, ...], parts: int) -> Binned:
@@ -97,8 +88,8 @@ def _split(block: Array, axes: tuple[int, ...], parts: int) -> Binned:
     sums = sum_digits(whole, [each + (each > axis) for each in axes])
     place = axis - sum(each < axis for each in axes)
     special = sum((sums.special & flag).max(place) for flag in FLAGS)
-    limbs = carried(sums.limbs.sum(place + 1)) if len(sums.limbs) else []
-    total = _binned(sums.low, limbs, special)
+    limbs = carried(*sums.limbs.sum(place + 1)) if len(sums.limbs) else []
+    total = stored(sums.low, limbs, special)
     return merged([total, sum_digits(rest, axes)]) if rest.size else total
 
 
@@ -112,7 +103,7 @@ def _quick(numbers: Array, axes: tuple[int, ...], low: int) -> list[Array]:
         left = left - part
         sums.append((np.sum(part, axis=axes) * (1 / unit)).astype("i8"))
     fit = (abs(numbers) < units[-1] * 2.0 ** (BITS - 1)) & (left == 0)
-    return [np.all(fit, axis=axes), *carried(sums[::-1])]
+    return [np.all(fit, axis=axes), *carried(*sums[::-1])]
 
 
 def _from_bits(
@@ -129,7 +120,7 @@ def _from_bits(
         limbs += called(_digits, bits, axes=axes, low=start, count=min(MOST_LIMBS, end - start))
     if infinite:
         (special,) = called(_flags, bits, axes=axes)
-    return low, [*called(_carried, *limbs)] if limbs else [], special
+    return low, [*called(carried, *limbs)] if limbs else [], special
 
 
 def _extremes(bits: Array) -> list[Array]:
@@ -143,10 +134,6 @@ def _extremes(bits: Array) -> list[Array]:
 
 def _absolute(bits: Array) -> Array:
     return bits & np.iinfo(bits.dtype).max
-
-
-def _carried(*limbs: Array) -> list[Array]:
-    return carried(limbs)
 
 
 def _digits(bits: Array, axes: tuple[int, ...], low: int, count: int) -> list[Array]:
