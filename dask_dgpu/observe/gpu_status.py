@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dask
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from dask_dgpu.arguments import check_client, check_flag, positive
 from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
@@ -123,21 +127,14 @@ def gpu_status(
     client = current_client() if client is None else client
     if client is not None:
         check_client("client", client)
-    if not live:
-        return _status(client)
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
     status = _status(client)
-    with Live(Text(str(status), no_wrap=True), console=Console(), auto_refresh=False) as shown:
-        try:
+    if live:
+        with Live(console=Console(), auto_refresh=False) as table, suppress(KeyboardInterrupt):
             while True:
+                table.update(Text(str(status), no_wrap=True), refresh=True)
                 time.sleep(interval)
                 status = _status(client)
-                shown.update(Text(str(status), no_wrap=True), refresh=True)
-        except KeyboardInterrupt:
-            return status
+    return status
 
 
 def _status(client: Client | None) -> GpuStatus:

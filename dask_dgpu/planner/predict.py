@@ -355,10 +355,6 @@ class LayerCost(NamedTuple):
     seconds: float = 0.0
     moved_bytes: int = 0
 
-    def plus(self, other: LayerCost) -> LayerCost:
-        """Return the sum."""
-        return LayerCost(*map(add, self, other))
-
 
 class Plain(NamedTuple):
     """The number of Dask's tasks, their seconds, and the cost of each layer after Dask's fusion."""

@@ -109,22 +109,22 @@ def _explained(
         (piece, optimizer.planned(Region.of(piece), rewriting.reader, present).prediction)
         for piece in rewriting.pieces
     )
-    runs = last_runs(region for region, _ in rewriting.regions) if measured else ()
+    regions = rewriting.regions
+    runs = last_runs(region for region, _ in regions) if measured else ((),) * len(regions)
     ours, plain = optimizer.totals(rewriting)
+    streams = {name: lack.reason for name, lack in lacks.items() if lack.streams}
     operations = [
-        replace(each, why=lacks[each.name].reason)
-        if each.name in lacks and lacks[each.name].streams
-        else each
+        replace(each, why=streams.get(each.name, each.why))
         for each in Finder(rewriting, ours, runs).operations()
     ]
     if measured and not operations:
         operations = _made(names)
-    read = [key for region, _ in rewriting.regions for key in blocks_of(region)]
+    read = [key for region, _ in regions for key in blocks_of(region)]
     room, passes = optimizer.room(present.others(read)), rewriting.reader.in_passes_of(graph)
     return Explanation(
         True,
         rewritten,
-        rewriting.regions,
+        regions,
         runs,
         rewriting.declined,
         reported,

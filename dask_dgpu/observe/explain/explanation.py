@@ -123,7 +123,7 @@ class Explanation(Shown):
                     "sent_bytes": [step.sent_bytes for step in run],
                     "sent": [None if (x := sent_of(step)) is None else asdict(x) for step in run],
                 }
-                for (_, prediction), run in zip(self.regions, self._runs, strict=True)
+                for (_, prediction), run in zip(self.regions, self.runs, strict=True)
             ],
             "declined": [asdict(piece) for piece in self.declined],
             "failures": list(self.failures),
@@ -169,10 +169,6 @@ class Explanation(Shown):
             path.write_bytes(drawing.pipe(path.suffix[1:]))
         return drawing
 
-    @property
-    def _runs(self) -> tuple[tuple[Step, ...], ...]:
-        return self.runs or ((),) * len(self.regions)
-
     def _rows(self) -> Rows:
         predictions = [prediction for _, prediction in self.regions]
         return table_of(self.operations, predictions, self.totals, self.room, self.timed)
@@ -192,7 +188,7 @@ class Explanation(Shown):
         lines = []
         if self.totals is None or self.totals.dask_tasks:
             lines.append(f"rates: {self._rates()}")
-        steps = [step for run in self._runs for step in run]
+        steps = [step for run in self.runs for step in run]
         if any(step.exposed is None and step.recorded is None for step in steps):
             lines.append("transfers: not measured on GPUs without NCCL")
         if self.timed and all(each.measured is None for each in self.operations):

@@ -165,13 +165,10 @@ class Memory(Shown):
             ``"peak_bytes"`` of all and of each, ``"received_bytes"`` and ``"host_bytes"`` of all,
             and ``"feasible"``.
         """
-        return {
+        return asdict(self) | {
             "gangs": [gang.to_dict() for gang in self.gangs],
-            "room": self.room,
             "declined": list(self.declined),
             "left": [gang.to_dict() for gang in self.left],
-            "advice": self.advice,
-            "seconds": self.seconds,
             "peak_bytes": self.peak_bytes,
             "received_bytes": self.received_bytes,
             "host_bytes": self.host_bytes,
@@ -181,10 +178,15 @@ class Memory(Shown):
     def _rows(self) -> Rows:
         copies = bool(self.host_bytes)
         headings = (*HEADINGS, *(HOST,) * copies, SECONDS)
-        rows = [*(_row(gang, copies) for gang in self.gangs), *map(_left_row, self.left)]
-        cells = [(*row, *("",) * (len(headings) - len(row))) for row in rows]
+        rows = []
+        for gang in self.gangs:
+            moved = [gang.received_bytes, *[gang.host_bytes] * copies]
+            more = [*map(format_bytes, moved), quantity(gang.seconds, "s")]
+            rows.append([*_names(gang), *_peak(gang), *more])
+        empty = [""] * (2 + copies)
+        rows += [[gang.operations, LEFT, *_peak(gang), *empty] for gang in self.left]
         title = "; ".join(filter(None, [self._outcome(), self.advice, *self.declined]))
-        return Rows(title, headings, cells, texts=2, dense=True, name="dgpu-memory")
+        return Rows(title, headings, rows, texts=2, dense=True, name="dgpu-memory")
 
     def _outcome(self) -> str:
         room = "no limit" if self.room is None else f"{format_bytes(int(self.room))} may be used"
@@ -198,19 +200,13 @@ class Memory(Shown):
         return f"on the rank that needs most: {outcome}, {room}"
 
 
-def _row(gang: GangMemory, copies: bool) -> Sequence[str]:
+def _names(gang: GangMemory) -> Sequence[str]:
+    """Return the operations of a gang, and its parts."""
     name = gang.operations
     if gang.passes > 1:
         name += f", pass {gang.pass_number} of {gang.passes}"
     parts = f"{gang.parts} of {' x '.join(map(str, gang.shape)) or '1'}"
-    if gang.terms > 1:
-        parts += f", {gang.terms} terms each"
-    moved = [gang.received_bytes, *[gang.host_bytes] * copies]
-    return name, parts, *_peak(gang), *map(format_bytes, moved), quantity(gang.seconds, "s")
-
-
-def _left_row(gang: GangMemory) -> Sequence[str]:
-    return gang.operations, LEFT, *_peak(gang)
+    return name, f"{parts}, {gang.terms} terms each" if gang.terms > 1 else parts
 
 
 def _peak(gang: GangMemory) -> Sequence[str]:

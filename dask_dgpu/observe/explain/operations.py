@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from math import isnan
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
 from graph_opt.model.layout import counted
 from graph_opt.model.names import LEVEL, label
-from graph_opt.model.piece import Piece
 from graph_opt.model.reader import OPTED_OUT, DescribedReader, Step
 
 if TYPE_CHECKING:
@@ -100,14 +98,13 @@ class Operation:
         return replace(
             self,
             why="; ".join(filter(None, [self.why, *dict.fromkeys(texts)])),
-            measured=_sum(own),
-            hidden=_sum(step.hidden for step in found),
-            exposed=_sum(step.exposed for step in found),
+            measured=known_sum(own),
+            hidden=known_sum(step.hidden for step in found),
+            exposed=known_sum(step.exposed for step in found),
             sent_bytes=sum(step.sent_bytes for step in found),
         )
 
 
-@dataclass(frozen=True)
 class Finder:
     """Says for each operation of a rewritten graph what computes it.
 
@@ -115,63 +112,38 @@ class Finder:
     gang.
     """
 
-    rewriting: Rewriting[DescribedReader]
-    outside: Plain
-    runs: Sequence[Sequence[recording.Step]] = ()
+    def __init__(
+        self,
+        rewriting: Rewriting[DescribedReader],
+        outside: Plain,
+        runs: Sequence[Sequence[recording.Step]],
+    ) -> None:
+        reader, regions = rewriting.reader, rewriting.regions
+        self._rewriting, self._outside, self._runs, self._reader = rewriting, outside, runs, reader
+        self._layers = reader.layers_of(rewriting.graph)
+        self._readers = reverse_dict(reader.dependencies)
+        self._words = {name: step.word for step in reader.steps for name in step.layers}
+        self._regions = {
+            name: at for at, (region, _) in enumerate(regions) for name in made_by(region)
+        }
+        works = (work for region, _ in regions for work in region.works)
+        self._works = {work.output.name: work.layer for work in works}  # Dask's layers in gangs
+        self._declined = {each.name: each.reason for each in rewriting.declined}
+        self._reasons = {**rewriting.left, **self._declined}
+        self._rewritten = {piece.output.name for piece in rewriting.pieces}
+        pieces = chain(reader.matches.pieces, rewriting.pieces)
+        self._pieces = {p.output.name: p for p in pieces}  # the latter for used blocks only
+        firsts = (step.layers[0] for step in reader.steps if not self._calls_others(step))
+        self._sizes = Counter(map(self._computed_by, firsts))
+        """The number of operations that each layer of the rewritten graph computes."""
 
     def operations(self) -> list[Operation]:
         """Return all operations, those of a gang together."""
-        found = [self._operation(step) for step in self._steps.values()]
-        first: dict[int | None, int] = {}
-        for at, each in enumerate(found):
-            first.setdefault(each.gang, at)
-        places = [at if each.gang is None else first[each.gang] for at, each in enumerate(found)]
-        return [found[at] for at in sorted(range(len(found)), key=places.__getitem__)]
-
-    @property
-    def _reader(self) -> DescribedReader:
-        return self.rewriting.reader
-
-    @cached_property
-    def _layers(self) -> Mapping[str, Any]:
-        return self._reader.layers_of(self.rewriting.graph)
-
-    @cached_property
-    def _readers(self) -> Mapping[str, set[str]]:
-        return reverse_dict(self._reader.dependencies)
-
-    @cached_property
-    def _steps(self) -> dict[str, Step]:
-        return {step.name: step for step in self._reader.steps}
-
-    @cached_property
-    def _words(self) -> dict[str, str]:
-        return {name: step.word for step in self._steps.values() for name in step.layers}
-
-    @cached_property
-    def _regions(self) -> dict[str, int]:
-        return {
-            name: at
-            for at, (region, _) in enumerate(self.rewriting.regions)
-            for name in made_by(region)
-        }
-
-    @cached_property
-    def _declined(self) -> dict[str, str]:
-        return {each.name: each.reason for each in self.rewriting.declined}
-
-    @cached_property
-    def _reasons(self) -> dict[str, str]:
-        return {**self.rewriting.left, **self._declined}
-
-    @cached_property
-    def _rewritten(self) -> set[str]:
-        return {piece.output.name for piece in self.rewriting.pieces}
-
-    @cached_property
-    def _pieces(self) -> dict[str, Piece]:
-        found = chain(self._reader.matches.pieces, self.rewriting.pieces)
-        return {piece.output.name: piece for piece in found}  # the latter for used blocks only
+        found = [*enumerate(map(self._operation, self._reader.steps))]
+        gangs = reversed([(at, each.gang) for at, each in found if each.gang is not None])
+        first: dict[int | None, int] = {gang: at for at, gang in gangs}
+        found.sort(key=lambda pair: first.get(pair[1].gang, pair[0]))
+        return [each for _, each in found]
 
     def _computed_by(self, name: str) -> str:
         """Return the layer of the rewritten graph, or of a gang, that computes a layer."""
@@ -181,18 +153,12 @@ class Finder:
 
     def _operation(self, step: Step) -> Operation:
         target = self._computed_by(step.name)
-        piece, node = self._pieces.get(step.name), step.node
-        summary = "" if node is None else f"{_shape(node.shape)} {node.dtype}"
-        if node is not None:
-            summary += f" in {counted(node.blocks, 'block')}"
-        plain = Operation(
-            step.name,
-            step.word,
-            DASK,
-            "",
-            summary if piece is None else piece.summary,
-            step.inputs,
-        )
+        piece, node, summary = self._pieces.get(step.name), step.node, ""
+        if piece is not None:
+            summary = piece.summary
+        elif node is not None:
+            summary = f"{_shape(node.shape)} {node.dtype} in {counted(node.blocks, 'block')}"
+        plain = Operation(step.name, step.word, DASK, "", summary, step.inputs)
         declined = [self._declined[name] for name in step.layers if name in self._declined]
         if target in self._regions and declined and step.name not in self._rewritten:
             why = f"{declined[-1]}; a gang joins the parts"
@@ -207,7 +173,7 @@ class Finder:
 
     def _in_gang(self, plain: Operation, step: Step, target: str) -> Operation:
         at = self._regions[target]
-        _, prediction = self.rewriting.regions[at]
+        _, prediction = self._rewriting.regions[at]
         labels = {label(name) for name in step.layers}
         known = [each for each in prediction.steps if LEVEL.sub("", each.name) in labels]
         if not known:
@@ -223,14 +189,7 @@ class Finder:
             moved_bytes=moved if moved or peaks else None,
             peak_bytes=max(peaks, default=None),
         )
-        run = self.runs[at] if self.runs else ()
-        return found.with_run(each for each in run if LEVEL.sub("", each.name) in labels)
-
-    @cached_property
-    def _kernels(self) -> Counter[str]:
-        """The number of operations that each layer of the rewritten graph computes."""
-        firsts = (step.layers[0] for step in self._steps.values() if not self._calls_others(step))
-        return Counter(map(self._computed_by, firsts))
+        return found.with_run(each for each in self._runs[at] if LEVEL.sub("", each.name) in labels)
 
     def _calls_others(self, step: Step) -> bool:
         """Whether an operation calls a function of the user, which no kernel has."""
@@ -247,26 +206,18 @@ class Finder:
         layer = self._works.get(target, self._layers.get(target))
         return f"in one {'kernel' if self._is_kernel(layer) else 'task'} with {with_it}"
 
-    @cached_property
-    def _works(self) -> dict[str, Any]:
-        """Dask's layers that gangs run."""
-        works = (work for region, _ in self.rewriting.regions for work in region.works)
-        return {work.output.name: work.layer for work in works}
-
     def _kernel(self, step: Step, target: str) -> str:
         if target in step.layers:
-            kernel = f"one kernel for {counted(self._kernels[target], 'operation')}"
+            kernel = f"one kernel for {counted(self._sizes[target], 'operation')}"
             return kernel if target == step.name else f"{kernel}, then Dask"
         return self._joined(step, target)
 
     def _costs(self, step: Step) -> dict[str, Any]:
-        known = [self.outside.layers[name] for name in step.layers if name in self.outside.layers]
+        outside = self._outside.layers
+        known = [outside[name] for name in step.layers if name in outside]
         if not known:
             return {"tasks": 0}
-        cost = LayerCost(0, 0.0, 0)
-        for each in known:
-            cost = cost.plus(each)
-        return {"tasks": cost.tasks, "seconds": cost.seconds, "moved_bytes": cost.moved_bytes}
+        return {name: sum(getattr(each, name) for each in known) for name in LayerCost._fields}
 
     def _reason(self, step: Step, target: str) -> str:
         """Return why Dask computes an operation."""
@@ -278,7 +229,7 @@ class Finder:
             return fault
         if all(map(self._reader.is_map, step.layers)):
             return NO_MEETING
-        return ONE_PROCESS if self.rewriting.own_left else STREAM
+        return ONE_PROCESS if self._rewriting.own_left else STREAM
 
 
 def _shape(shape: Sequence[float]) -> str:
@@ -286,6 +237,7 @@ def _shape(shape: Sequence[float]) -> str:
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def known_sum(values: Iterable[float | None]) -> Any:
+    """Return the sum of the values that are known, ``None`` if none is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None

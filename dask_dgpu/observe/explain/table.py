@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
 from dask_dgpu.cost.table import BLUE, GREEN, ORANGE, Cell, Rows, quantity
-from dask_dgpu.observe.explain.operations import GANG, Operation
+from dask_dgpu.observe.explain.operations import GANG, Operation, known_sum
 from dask_dgpu.planner.predict import Prediction
 
 TEXTS = ("operation", "by", "why")
@@ -65,7 +65,7 @@ def table_of(
     """
     lines = [*_lines(operations, gangs)]
     if totals is not None:
-        lines.append(("", _total(totals, gangs, _sum(operations, "measured"))))
+        lines.append(("", _total(totals, gangs, known_sum(each.measured for each in operations))))
     longest = max((s for _, each in lines for s in (each.seconds, each.measured) if s), default=1.0)
     headings = [*TEXTS, *(PREDICTED if _is_predicted(totals) else ())]
     headings += MEASURED if measured else ()
@@ -103,7 +103,7 @@ def _lines(
             if number != before:
                 why = f"one program; {_plain(gangs[number])}"
                 word = f"gang of {members[number]} operations"
-                measured = _sum((x for x in operations if x.gang == number), "measured")
+                measured = known_sum(x.measured for x in operations if x.gang == number)
                 costs = _costs(gangs[number])
                 yield "", Operation("", word, GANG, why, measured=measured, **costs)
             yield "  ", each
@@ -135,14 +135,8 @@ def _loop(keys: Sequence[object], at: int) -> tuple[int, int]:
 def _joined(one: Operation, other: Operation) -> Operation:
     """Return both as one: sums, and the larger memory."""
     memory = [each.peak_bytes for each in (one, other) if each.peak_bytes is not None]
-    sums: dict[str, Any] = {name: _sum((one, other), name) for name in SUMS}
+    sums = {name: known_sum(getattr(each, name) for each in (one, other)) for name in SUMS}
     return replace(one, peak_bytes=max(memory, default=None), **sums)
-
-
-def _sum(operations: Iterable[Operation], name: str) -> Any:
-    """Return the sum of a field where it is known, ``None`` if it is nowhere."""
-    found = [x for each in operations if (x := getattr(each, name)) is not None]
-    return sum(found) if found else None
 
 
 def _total(totals: Totals, gangs: Sequence[Prediction], measured: float | None) -> Operation:

@@ -82,8 +82,8 @@ def _facts(row: Row) -> dict[str, Any]:
         "compute": _known(row.compute),
         "transfer": _known(row.transfer),
         "wait": _known(row.wait),
-        "sent_bytes": _count(row.sent_bytes),
-        "dense_bytes": _count(row.dense_bytes),
+        "sent_bytes": _known(row.sent_bytes),
+        "dense_bytes": _known(row.dense_bytes),
         "bytes_per_second": _rate(row.rank_bytes, row.transfer),
         "bytes_per_second_share": _rate(row.network_seconds, row.transfer),
         "flops": _rate(row.rank_flops, row.compute),
@@ -112,10 +112,6 @@ def plain(found: Found) -> dict[str, Any]:
 
 def _known(value: float) -> float | None:
     return None if isnan(value) else value
-
-
-def _count(value: float) -> int | None:
-    return None if isnan(value) else int(value)
 
 
 def _rate(amount: float, seconds: float) -> float | None:
