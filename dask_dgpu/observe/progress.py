@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +13,7 @@ from dask.utils import format_time
 from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.cost.table import BLUE, Cell, Rows
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.observe.under_way import awaited, ended, has_plugin, steps
+from dask_dgpu.observe.under_way import Bar, awaited, ended, has_plugin, steps
 from graph_opt.model.layout import counted
 
 if TYPE_CHECKING:
@@ -59,22 +58,28 @@ def progress(*futures: Any) -> None:
     """
     from distributed.utils import is_kernel
 
-    client, waited_for = _client_of(futures)
+    looks = _looks(*_client_of(futures))
     if is_kernel():
-        facts = client, waited_for, _Notebook()
-        threading.Thread(target=_follow_quietly, args=facts, name="progress", daemon=True).start()
+        from IPython.display import HTML, display
+
+        facts = looks, display(HTML(""), display_id=True)
+        threading.Thread(target=_draw_below, args=facts, name="progress", daemon=True).start()
         return
-    with _Terminal() as bars:
-        _follow(client, waited_for, bars)
+    drawn: dict[int, TaskID] = {}
+    with counting_bars() as shown:
+        for look in looks:
+            for number, name, done, total in look.bars:
+                if number not in drawn:
+                    drawn[number] = shown.add_task(name, total=total)
+                shown.update(drawn[number], completed=done, total=total)
+    shown.console.print(look.summary, markup=False, highlight=False)
 
 
-class _Bar(NamedTuple):
-    """What a bar shows; that of tasks has the number -1, others that of their run."""
+class _Look(NamedTuple):
+    """Bars, that of tasks with the number -1, and at the end what was done in which time."""
 
-    number: int
-    name: str
-    done: int
-    total: int
+    bars: list[Bar]
+    summary: str = ""
 
 
 def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
@@ -93,37 +98,32 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
     return client, found
 
 
-def _follow(
-    client: Client, waited_for: Sequence[Future[Any]], shown: _Terminal | _Notebook
-) -> None:
-    """Draw until all futures have ended."""
+def _looks(client: Client, waited_for: Sequence[Future[Any]]) -> Iterator[_Look]:
+    """Yield what to draw until all futures have ended."""
     begin = time.perf_counter()
     keys = [future.key for future in waited_for]
     tasks: list[Any] = []
     gangs: list[Any] = []
-    known: dict[int, _Bar] = {}
+    known: dict[int, Bar] = {}
     while True:
         pending = any(future.status == "pending" for future in waited_for)
         if len(tasks) < len(keys):  # the scheduler may not have read the graph yet
             tasks, gangs = client.run_on_scheduler(awaited, keys=keys)
         running = client.run_on_scheduler(steps, gangs=gangs) if pending and gangs else []
         known = {number: bar._replace(done=bar.total) for number, bar in known.items()}
-        known |= {
-            each["run_id"]: _Bar(each["run_id"], each["name"], each["done"], each["steps"])
-            for each in running
-        }
+        known |= {bar.number: bar for bar in running}
         done = client.run_on_scheduler(ended, keys=tasks) if pending else len(tasks)
-        total = max(len(tasks), len(keys))
-        shown.update([_Bar(-1, "tasks", done, total), *known.values()])
+        bars = [Bar(-1, "tasks", done, max(len(tasks), len(keys))), *known.values()]
         if not pending:
             break
+        yield _Look(bars)
         time.sleep(INTERVAL)
     failed = sum(future.status == "error" for future in waited_for)
     seconds = time.perf_counter() - begin
-    shown.finish(_summary(len(tasks), list(known.values()), failed, seconds))
+    yield _Look(bars, _summary(len(tasks), list(known.values()), failed, seconds))
 
 
-def _summary(tasks: int, gangs: Sequence[_Bar], failed: int, seconds: float) -> str:
+def _summary(tasks: int, gangs: Sequence[Bar], failed: int, seconds: float) -> str:
     """Return the line that stays."""
     found = [counted(tasks, "task")]
     if gangs:
@@ -134,67 +134,18 @@ def _summary(tasks: int, gangs: Sequence[_Bar], failed: int, seconds: float) -> 
     return f"{', '.join(found)} in {format_time(seconds)}"
 
 
-def _follow_quietly(client: Client, waited_for: Sequence[Future[Any]], shown: _Notebook) -> None:
-    """Draw in a thread; a client that closes ends the drawing."""
+def _draw_below(looks: Iterator[_Look], place: Any) -> None:
+    """Draw below a cell of a notebook, in place; a client that closes ends the drawing."""
+    from IPython.display import HTML
+
+    html = ""
     try:
-        _follow(client, waited_for, shown)
+        for bars, summary in looks:
+            rows = [
+                (name, Cell(bar={BLUE: done / max(1, total)}), f"{done}/{total}")
+                for _, name, done, total in bars
+            ]
+            html = Rows("", (), rows, name="dgpu-progress").html()
+            place.update(HTML(f"{html}<div>{summary}</div>" if summary else html))
     except Exception as error:
-        shown.finish(f"the display ends: {error}")
-
-
-class _Terminal:
-    """Bars of rich."""
-
-    def __init__(self) -> None:
-        self._bars = counting_bars()
-        self._drawn: dict[int, TaskID] = {}
-        self._line = ""
-
-    def __enter__(self) -> _Terminal:
-        self._bars.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bars.__exit__(*error)
-        if self._line:
-            self._bars.console.print(self._line, markup=False, highlight=False)
-
-    def update(self, bars: Sequence[_Bar]) -> None:
-        """Draw bars."""
-        for number, name, done, total in bars:
-            if number not in self._drawn:
-                self._drawn[number] = self._bars.add_task(name, total=total)
-            self._bars.update(self._drawn[number], completed=done, total=total)
-
-    def finish(self, line: str) -> None:
-        """Print the last line below the bars, at the end."""
-        self._line = line
-
-
-@dataclass
-class _Notebook:
-    """Bars below a cell, drawn again in place."""
-
-    html: str = ""
-
-    def __post_init__(self) -> None:
-        from IPython.display import HTML, display
-
-        self._as_html = HTML
-        self._place = display(HTML(""), display_id=True)
-
-    def update(self, bars: Sequence[_Bar]) -> None:
-        """Draw bars."""
-        rows = [
-            (name, Cell(bar={BLUE: done / max(1, total)}), f"{done}/{total}")
-            for _, name, done, total in bars
-        ]
-        self._draw(Rows("", (), rows, name="dgpu-progress").html())
-
-    def finish(self, line: str) -> None:
-        """Draw the last line below the bars."""
-        self._draw(f"{self.html}<div>{escape(line)}</div>")
-
-    def _draw(self, html: str) -> None:
-        self.html = html
-        self._place.update(self._as_html(html))
+        place.update(HTML(f"{html}<div>the display ends: {escape(str(error))}</div>"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graph_opt.model.names import is_gang, serves
 
@@ -20,6 +20,15 @@ ANSWER_SECONDS = 2.0
 
 ENDED = ("memory", "erred", "released", "forgotten")
 """States of tasks that Dask does not have to run any more."""
+
+
+class Bar(NamedTuple):
+    """What is done of some tasks, or of the steps of a gang."""
+
+    number: int
+    name: str
+    done: int
+    total: int
 
 
 def has_plugin(dask_scheduler: Scheduler, name: str) -> bool:
@@ -49,8 +58,8 @@ def ended(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
     return sum(ts is None or ts.state in ENDED for ts in tasks)
 
 
-async def steps(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the running ones of these gangs: name, steps, and finished steps."""
+async def steps(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[Bar]:
+    """Return the running ones of these gangs, by the numbers of their runs."""
     from dask_dgpu.runtime.tasks import PLUGIN
 
     plugin: Any = dask_scheduler.plugins[PLUGIN]
@@ -58,7 +67,7 @@ async def steps(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[dict[
     runs = [run for run in found if not run.outcome.done()]
     done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
     return [
-        {"run_id": r.run_id, "name": r.launch.title, "steps": len(r.program.nodes), "done": n}
+        Bar(r.run_id, r.launch.title, n, len(r.program.nodes))
         for r, n in zip(runs, done, strict=True)
     ]
 

@@ -9,19 +9,18 @@ import pytest
 from distributed import Client, Event, wait
 
 from dask_dgpu.observe import progress
-from dask_dgpu.observe.under_way import awaited, steps
+from dask_dgpu.observe.under_way import Bar, awaited, steps
 from tests.cluster.observe import eventually, held_back
 from tests.cluster.test_progress import A, Place
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 
-def test_a_notebook_whose_client_closes(client, on_device, monkeypatch):
+def test_a_notebook_whose_client_closes(client, on_device):
     place = Place()
-    monkeypatch.setattr("IPython.display.display", lambda *_, **__: place)
     with Client(client.scheduler.address, set_as_default=False) as other:
         future = other.submit(abs, -1)
-    progress._follow_quietly(other, [future], progress._Notebook())
+    progress._draw_below(progress._looks(other, [future]), place)
     assert "<div>the display ends: " in place.drawn[-1]
 
 
@@ -33,11 +32,11 @@ def test_steps_are_counted_while_a_gang_runs(client, on_device):
     gangs = eventually(lambda: client.run_on_scheduler(awaited, keys=list(y.dask))[1])
 
     def looked() -> Any:
-        (gang,) = client.run_on_scheduler(steps, gangs=gangs) or [{"done": 0}]
-        return gang["done"] and gang
+        (gang,) = client.run_on_scheduler(steps, gangs=gangs) or [Bar(0, "", 0, 0)]
+        return gang.done and gang
 
     gang = eventually(looked)
-    assert (gang["done"], gang["steps"]) == (1, 3)
+    assert (gang.done, gang.total) == (1, 3)
     Event("go-on", client=client).set()
     wait(y)
     assert client.run_on_scheduler(steps, gangs=gangs) == []
