@@ -28,7 +28,7 @@ SHOWN = {
     "index.html": "article",
     "guide/explain.html": "article pre",
     "guide/accelerated.html": "article table",
-    "performance/index.html": CHART,
+    "performance.html": CHART,
     "notebooks/10_profiling.html": "article figcaption",
 }
 """Pages to look at, and the part of each that is in the middle of its picture."""
@@ -86,7 +86,7 @@ def test_pictures(site: Path, width: int, theme: str, tmp_path: Path) -> None:
             picture = folder / f"{name.replace('/', '-')}-{width}-{theme}.png"
             browser.screenshot(picture)
             assert pixels(picture).shape == (900, width, 3)
-        shown(browser, site / "performance/index.html", theme)
+        shown(browser, site / "performance.html", theme)
         chart = folder / f"chart-{width}-{theme}.png"
         browser.screenshot(chart, CHART)
     light = luminance(pixels(chart))

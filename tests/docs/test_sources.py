@@ -208,7 +208,7 @@ def test_charts_have_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.syspath_prepend(DOCS / "_ext")
     import charts
 
-    page = (DOCS / "performance/index.md").read_text()
+    page = (DOCS / "performance.md").read_text()
     assert set(re.findall(r"```\{chart\} (\S+)", page)) == charts.TOPICS.keys()
     for topic in charts.TOPICS.values():
         ways = [way for each in topic.problems.values() for way in each]
