@@ -24,7 +24,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "small": {"chunks": (20, 100)},
     "one": {"chunks": (1000, 500)},
     "raw": {"chunks": (125, 500), "compressors": None},
-    "shards": {"chunks": (50, 50), "shards": (500, 250)},
+    "shards": {"chunks": (50, 50), "shards": (250, 250)},
     "swapped": {"chunks": (110, 90), "dtype": ">f8"},
 }
 

@@ -155,6 +155,16 @@ def check(z: da.Array, wanted: Any) -> None:
     np.testing.assert_array_equal(host(z.compute()), wanted)
 
 
+@pytest.mark.parametrize(
+    ("operands", "once"),
+    [
+        ("tasks", "one rank"),
+        ("no tasks", "all ranks"),
+        pytest.param("tasks", "all ranks", marks=pytest.mark.slow),
+        pytest.param("no tasks", "one rank", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 def test_it_runs_again_with_less(
     client: Client, operands: list[da.Array], in_memory: Any, once: Any, tried: Any
 ) -> None:
@@ -186,6 +196,9 @@ def names(client: Client) -> set[str]:
     return {key[0] for key in client.futures if isinstance(key, tuple)}
 
 
+@pytest.mark.parametrize(
+    "operands", ["no tasks", pytest.param("tasks", marks=pytest.mark.slow)], indirect=True
+)
 def test_a_second_time_is_one_sentence(
     client: Client, operands: list[da.Array], in_memory: Any, flag: Path, tried: Any
 ) -> None:
@@ -213,7 +226,16 @@ def test_a_second_time_is_one_sentence(
     nothing_left(client, *held)
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("operands", "times"),
+    [
+        ("tasks", 1),
+        ("no tasks", 2),
+        pytest.param("tasks", 2, marks=pytest.mark.slow),
+        pytest.param("no tasks", 1, marks=pytest.mark.slow),
+    ],
+    indirect=["operands"],
+)
 def test_ranks_cannot_connect(
     client: Client, device: str, operands: list[da.Array], flag: Path, tried: Any, times: int
 ) -> None:

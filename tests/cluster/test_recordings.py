@@ -95,8 +95,17 @@ REDUCED: dict[str, tuple[tuple[int, int], Callable[[da.Array], da.Array]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("means and deviations", "float32"),
+        ("compensated sums", "float64"),
+        pytest.param("means and deviations", "float64", marks=pytest.mark.slow),
+        pytest.param("compensated sums", "float32", marks=pytest.mark.slow),
+        pytest.param("wide compensated sums", "float32", marks=pytest.mark.slow),
+        pytest.param("wide compensated sums", "float64", marks=pytest.mark.slow),
+    ],
+)
 def test_reductions(client: Client, device: str, in_memory: Any, name: str, dtype: str) -> None:
     """The host waits for none of them, so they are recorded as other steps are."""
     client.run(lambda dask_worker: dask_worker.plugins[PLUGIN].member.release())

@@ -82,9 +82,15 @@ def held(client: Client, x: da.Array) -> list[da.Array]:
 
 
 @pytest.mark.parametrize(
-    "kinds",
-    [["value"], ["value", "value", "memory"], ["memory", "memory", "memory"]],
-    ids="-".join,
+    ("x", "kinds"),
+    [
+        ("tasks", ["value"]),
+        ("no tasks", ["value", "value", "memory"]),
+        ("no tasks", ["memory", "memory", "memory"]),
+        pytest.param("tasks", ["value", "value", "memory"], marks=pytest.mark.slow),
+        pytest.param("tasks", ["memory", "memory", "memory"], marks=pytest.mark.slow),
+    ],
+    indirect=["x"],
 )
 def test_the_gang_runs_anew(client: Client, x: da.Array, tmp_path: Path, kinds: list[str]) -> None:
     y = failing(x, tmp_path, *kinds)
@@ -98,6 +104,9 @@ def test_the_gang_runs_anew(client: Client, x: da.Array, tmp_path: Path, kinds: 
     nothing_left(client, *held(client, x))
 
 
+@pytest.mark.parametrize(
+    "x", ["tasks", pytest.param("no tasks", marks=pytest.mark.slow)], indirect=True
+)
 def test_it_is_planned_as_if_nothing_had_happened(
     client: Client, x: da.Array, tmp_path: Path
 ) -> None:
@@ -113,7 +122,7 @@ def remembered(dask_scheduler: Any) -> int:
     return len(dask_scheduler.plugins[PLUGIN].endings.past)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_dask_retries(client: Client, x: da.Array, tmp_path: Path, count: int) -> None:
     future = client.compute(failing(x, tmp_path, *["value"] * count), retries=count)
     np.testing.assert_array_equal(host(future.result(timeout=SECONDS)), EXPECTED)
@@ -121,7 +130,7 @@ def test_dask_retries(client: Client, x: da.Array, tmp_path: Path, count: int) -
     nothing_left(client, *held(client, x))
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_gangs_that_waited_for_it(
     client: Client, in_memory: Callable[..., da.Array], tmp_path: Path, kept: bool
 ) -> None:

@@ -129,7 +129,7 @@ def test_a_function_that_runs_out_of_memory(
     client: Client, earlier: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes once more, in smaller blocks."""
-    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 1 << 10)
+    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 16 << 10)
     flag = tmp_path / "failed"
 
     def root(block: Any) -> Any:
@@ -150,10 +150,14 @@ def test_a_function_that_runs_out_of_memory(
     eventually(lambda: no_operands(client, earlier))
 
 
-def test_functions_of_arrays_without_elements(client: Client, earlier: set[Any]) -> None:
-    for shape in EMPTY:
-        for name in FUNCTIONS:
-            check_without_elements(name, shape)
+@pytest.mark.parametrize(
+    "shape", [EMPTY[0], *(pytest.param(each, marks=pytest.mark.slow) for each in EMPTY[1:])]
+)
+def test_functions_of_arrays_without_elements(
+    client: Client, earlier: set[Any], shape: tuple[int, ...]
+) -> None:
+    for name in FUNCTIONS:
+        check_without_elements(name, shape)
     eventually(lambda: no_operands(client, earlier))
 
 

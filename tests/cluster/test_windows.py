@@ -186,6 +186,7 @@ def test_a_window_that_a_worker_does_not_open_is_closed(
         return await run(self, address, function, *given)
 
     monkeypatch.setattr(windows.Windows, "_run", failing)
+    monkeypatch.setattr(module, "PATIENCE", 1.0)  # no worker is lost
     with dgpu.enable(client, **SETTINGS):
         np.testing.assert_allclose(dgpu.run("matmul", X, X.T), X @ X.T, rtol=1e-12)
     assert failed

@@ -140,8 +140,15 @@ def advised_settings(found: Memory) -> dict[str, str]:
     return {f"memory_{name}": text for name, text in pairs}
 
 
-@pytest.mark.parametrize("given", SETTINGS)
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    ("operation", "given"),
+    [
+        pytest.param(operation, given, marks=[] if quick else pytest.mark.slow)
+        for operation in OPERATIONS
+        for given in SETTINGS
+        for quick in [given == "both" or operation == "rechunk"]
+    ],
+)
 def test_the_advised_settings_are_enough(operation: str, given: str) -> None:
     arrays, settings = OPERATIONS[operation](), SETTINGS[given]
     before = memory_of(*arrays, **settings)

@@ -20,7 +20,7 @@ REDUCTIONS: dict[str, Callable[[da.Array], da.Array]] = {
     "std": lambda x: x.std(),
     "argmax": lambda x: x.argmax(axis=1),
     "of work": lambda x: da.exp(x - 1).max(),
-    "of a collective": lambda x: (x @ x).sum(),
+    "of a collective": lambda x: (x[:, :64] @ x[:64]).sum(),
 }
 
 

@@ -84,11 +84,18 @@ REAL: dict[str, Callable[[da.Array], da.Array]] = {
     "ihfft": lambda x: da.fft.ihfft(x.rechunk(ROWS)),
     "rfft2": lambda x: da.fft.rfft2(images(x)),
 }
+SINGLE = ("fft", "ifft", "irfft", "long", "sum", "gang")
 CASES = [
     *[(name, "float64") for name in {**TRANSFORMS, **REAL}],
-    *[(name, "complex128") for name in TRANSFORMS],
-    *[(name, "float32") for name in ("fft", "ifft", "irfft", "long", "sum", "rfft", "gang", "std")],
-    *[(name, "complex64") for name in ("fft", "ifft", "irfft", "fft2", "long", "sum", "gang")],
+    *[(name, "complex64") for name in ("ifft", "irfft", "fft2", "gang")],
+    *[
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            *[(name, "complex128") for name in TRANSFORMS],
+            *[(name, "float32") for name in (*SINGLE, "rfft", "std")],
+            *[(name, "complex64") for name in ("fft", "long", "sum")],
+        ]
+    ],
 ]
 
 

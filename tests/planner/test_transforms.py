@@ -23,8 +23,9 @@ FROM_REAL = ("rfft", "rfft2", "rfftn", "ihfft")
 ALONG_ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 ALONG_SEVERAL = ("fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn")
 DTYPES = ("float32", "float64", "complex64", "complex128", "int16")
+QUICK = ("float32", "complex128")
 CASES = [
-    (name, dtype)
+    pytest.param(name, dtype, marks=[] if dtype in QUICK else pytest.mark.slow)
     for name in ALONG_ONE + ALONG_SEVERAL
     for dtype in DTYPES
     if not (dtype.startswith("complex") and name in FROM_REAL)
