@@ -44,10 +44,15 @@ def is_internal(name: str) -> bool:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imported(path: Path) -> set[str]:
     """Return what a file imports anywhere, and the dotted names in its texts."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         match node:
             case ast.Import():
                 names |= {alias.name for alias in node.names}
@@ -82,8 +87,7 @@ def internals(path: Path) -> frozenset[str]:
 
 def count(path: Path) -> int:
     kinds = ast.FunctionDef, ast.AsyncFunctionDef
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return sum(isinstance(node, kinds) and node.name.startswith("test") for node in nodes)
+    return sum(isinstance(node, kinds) and node.name.startswith("test") for node in nodes(path))
 
 
 def test_share_of_public_tests() -> None:
