@@ -1,4 +1,4 @@
-"""Arrays of Dask whose chunks the user cannot choose."""
+"""Arrays of Dask whose chunks the user cannot choose, and blocks beside others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.array.core import Array
 
 from graph_opt.model.layout import Chunks
@@ -44,3 +46,10 @@ def rechunked(x: Array, chunks: Chunks) -> Array:
     does not support CuPy blocks either.
     """
     return x.rechunk(chunks, method="tasks", block_size_limit=_largest_between.get())
+
+
+def beside(block: Any, like: Any) -> Any:
+    """Return a block on the device of another; Dask may have declared the wrong one for either."""
+    if not isinstance(like, np.ndarray):
+        return np.asarray(block, like=like)
+    return block.get() if hasattr(block, "get") else block

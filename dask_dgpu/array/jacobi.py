@@ -28,6 +28,7 @@ from dask.base import persist
 from dask_dgpu.algorithms.stencil.jacobi import CONVERGED, Outcome, scale_of, verdict
 from dask_dgpu.algorithms.stencil.plan import JacobiTask
 from dask_dgpu.arguments import as_array, integer, positive
+from dask_dgpu.array.chunks import beside
 from dask_dgpu.array.stencil import (
     boundaries,
     check_array,
@@ -236,7 +237,7 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
     """Iterate by plain Dask: some sweeps, then a residual, and so on."""
     u = thick(u0, task.taps)
     added = (rhs * np.dtype(task.dtype).type(-task.damping)).rechunk(u.chunks, method="tasks")
-    u, added = persist(u, map_blocks(_beside, added, u, dtype=u.dtype, meta=added._meta))
+    u, added = persist(u, map_blocks(beside, added, u, dtype=u.dtype, meta=added._meta))
 
     def sweep(x: Array) -> Array:
         return swept(x, task.taps, task.boundary, added)
@@ -258,13 +259,6 @@ def in_rounds(u0: Array, rhs: Array, task: JacobiTask) -> tuple[Array, Outcome]:
     u = Array(u.dask, u.name, u.chunks, dtype=u.dtype, meta=u0._meta)
     (u,) = persist(u.rechunk(u0.chunks, method="tasks"))
     return u, Outcome(reason, tuple(history))
-
-
-def _beside(block: Block, other: Block) -> Block:
-    """Return a block on the device of another; Dask may have declared the wrong one for either."""
-    if isinstance(other, np.ndarray) and hasattr(block, "get"):
-        return block.get()
-    return block if isinstance(other, np.ndarray) else np.asarray(block, like=other)
 
 
 def _change(before: Array, after: Array) -> Array:

@@ -30,13 +30,13 @@ from dask_dgpu.arguments import (
     integer,
     sequence,
 )
+from dask_dgpu.array.chunks import beside
 from dask_dgpu.array.conv2d.fallback import expand
 from graph_opt.dask_graph.layers import deferred
 from graph_opt.model.layout import ArrayNode, cuts_of, is_bfloat16
 from graph_opt.model.window import Convolution, Sliding
 from graph_opt.pieces.conv2d import Conv2dPiece
 
-Block = Any
 Pair = tuple[int, int]
 
 AXES = ("rows", "columns")
@@ -212,10 +212,4 @@ def _beside(array: Array, images: Array) -> Array:
     """Return an array with blocks in the memory of the images."""
     if typename(type(array._meta)) == typename(type(images._meta)):
         return array
-    return map_blocks(_moved, array, like=images._meta, dtype=array.dtype, meta=images._meta)
-
-
-def _moved(block: Block, like: Block) -> Block:
-    if not isinstance(like, np.ndarray):
-        return np.asarray(block, like=like)
-    return block.get() if hasattr(block, "get") else block
+    return map_blocks(beside, array, like=images._meta, dtype=array.dtype, meta=images._meta)

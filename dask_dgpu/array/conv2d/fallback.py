@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from dask.array.core import Array
 
+from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.kernels import conv
 from graph_opt.dask_graph.internals import GraphNode, List, Task, TaskRef
 from graph_opt.dask_graph.layers import array_of
-from graph_opt.model.layout import ArrayNode, Cuts, Index, overlaps
+from graph_opt.model.layout import ArrayNode, Cuts, overlaps
 from graph_opt.model.window import Convolution, Window
 from graph_opt.pieces.conv2d import Conv2dPiece
 
@@ -28,11 +29,14 @@ def expand(piece: Conv2dPiece) -> Array:
     Parts of blocks are tasks too, so that workers send halos and no whole blocks.
     """
     output, tasks = piece.output, Tasks()
-    weight, *bias = (_whole(node, output.name, tasks) for node in piece.inputs[1:])
+    weight, *bias = (_whole(node, tasks) for node in piece.inputs[1:])
     for index in output.indices:
         box = [along[at] for along, at in zip(piece.windows, index, strict=True)]
         under = [_under(*each) for each in zip(piece.cuts, box, strict=True)]
-        parts = [_part(piece.source, output.name, each, tasks) for each in cartesian(*under)]
+        parts = [
+            _part(piece.source, each, (f"part-{output.name}", *index, at), tasks)
+            for at, each in enumerate(cartesian(*under))
+        ]
         tasks[output.name, *index] = Task(
             (output.name, *index),
             convolve_parts,
@@ -57,29 +61,21 @@ def _under(cuts: Cuts, window: Window) -> list[tuple[int, slice]]:
     return found
 
 
-def _part(
-    source: ArrayNode, output: str, parts: Sequence[tuple[int, slice]], tasks: Tasks
-) -> TaskRef:
+def _part(source: ArrayNode, parts: Sequence[tuple[int, slice]], key: Any, tasks: Tasks) -> TaskRef:
     """Return the task of a part of a block, or the block itself."""
-    block: Index = tuple(chunk for chunk, _ in parts)
-    slices = tuple(part for _, part in parts)
+    chunks, slices = zip(*parts, strict=True)
+    block = TaskRef((source.name, *chunks))
     if all(part == slice(None) for part in slices):
-        return TaskRef((source.name, *block))
-    spans = ((part.start, part.stop) for part in slices if part != slice(None))
-    axes = (axis for axis, part in enumerate(slices) if part != slice(None))
-    key = (f"part-{output}", *block, *(n for row in zip(axes, spans, strict=True) for n in row))
-    tasks[key] = Task(key, getitem, TaskRef((source.name, *block)), slices)
+        return block
+    tasks[key] = Task(key, getitem, block, slices)
     return TaskRef(key)
 
 
-def _whole(node: ArrayNode, output: str, tasks: Tasks) -> TaskRef:
+def _whole(node: ArrayNode, tasks: Tasks) -> TaskRef:
     """Return the task of a whole array, or its only block."""
-    blocks = [TaskRef((node.name, *index)) for index in node.indices]
-    if len(blocks) == 1:
-        return blocks[0]
-    key = (f"whole-{node.name}-{output}",)
-    tasks[key] = Task(key, joined, List(*blocks), node.grid)
-    return TaskRef(key)
+    x = rechunked(array_of(node), tuple((length,) for length in node.shape))
+    tasks |= x.dask
+    return TaskRef((x.name, *(0,) * x.ndim))
 
 
 def joined(parts: Sequence[Block], grid: Sequence[int]) -> Block:
