@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -14,7 +15,7 @@ from graph_opt.model.cost import HOST
 from graph_opt.pieces.fft import FftPiece
 from graph_opt.pieces.stencil import StencilPiece
 from tests.array.fuse.test_fuse import Array, Function, smooth
-from tests.graph_opt.graphs import matches
+from tests.graph_opt.graphs import array, matches
 
 
 def test_the_rules_know_their_layer_and_no_other() -> None:
@@ -57,3 +58,18 @@ class Doubled:
 )
 def test_a_function_of_a_module_may_be_another_one_later(function: Function, stays: bool) -> None:
     assert is_stateless(dgpu.fuse(function)) is stays
+
+
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __call__(self, block: Any) -> Any:
+        return block + 1
+
+
+def test_block_functions_that_have_no_hash() -> None:
+    x = array(8, 8).map_blocks(Unhashable(), dtype=float)
+    assert len(matches(x @ x).pieces) == 1

@@ -129,11 +129,3 @@ def one(x: da.Array) -> MatmulPiece:
     """Return the one product in the graph of an array."""
     (product,) = products(x)
     return product
-
-
-def reason(*arrays: da.Array) -> str:
-    """Return why the one product was declined."""
-    found = matches(*arrays)
-    assert not products(*arrays)
-    (declined,) = found.declined
-    return declined.reason
