@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, isqrt, prod
@@ -291,26 +291,21 @@ class Call(Request):
     def traffic(self, lengths: Lengths) -> int:
         """Return the bytes read from operands and written to the result, in all batches."""
         notation = self.notation
-        read = sum(self._read(at, lengths) for at in range(len(self.operands)))
         partial = prod(notation.count(label, lengths) for label in notation.contracted)
         fetched = 1 if self.adds_on_devices else partial
-        return int(read + prod(self.shape) * self.dtype.itemsize * fetched)
+        written = prod(self.shape) * self.dtype.itemsize * fetched
+        return self.reads(range(len(self.operands)), lengths) + written
 
-    def between_batches(self, lengths: Lengths) -> int:
-        """Return the bytes of :meth:`traffic` that are read while no batch is computed."""
-        return int(sum(self._read(at, lengths) for at in self.staying(lengths)))
+    def reads(self, operands: Iterable[int], lengths: Lengths) -> int:
+        """Return the bytes read from some operands, in all batches."""
+        found = ((at, self.operands[at]) for at in operands)
+        return sum(
+            self.notation.reads(at, each.shape, lengths) * each.dtype.itemsize for at, each in found
+        )
 
     def staying(self, lengths: Lengths) -> list[int]:
         """Return the operands of which several batches in turn, or the only one, read a part."""
         return [at for at, _ in enumerate(self.operands) if not self.notation.moves(at, lengths)]
-
-    def _read(self, at: int, lengths: Lengths) -> float:
-        """Return the bytes read from an operand."""
-        notation, operand = self.notation, self.operands[at]
-        own = {label for label in notation.inputs[at] if label is not None}
-        cuts = prod(notation.count(label, lengths) for label in own)
-        nbytes = notation.elements(at, operand.shape, lengths) * operand.dtype.itemsize
-        return nbytes * notation.loads(at, lengths) / cuts
 
     def names(self, lengths: Lengths) -> dict[str, int]:
         """Return the axes that are cut and their longest parts, the innermost loop first."""

@@ -227,13 +227,14 @@ def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool)
     notation, work = call.notation, _Work(call, sink, shared, progress)
 
     def smaller(is_lost: bool) -> Any:
-        lengths = choose(notation, call.peak, notation.batches, SHARE * plan.peak_bytes)
-        if lengths is None and not is_lost:
+        most = SHARE * plan.peak_bytes
+        lengths = choose(notation, call.peak, notation.batches, most)
+        nbytes = call.peak(lengths)
+        if nbytes > most and not is_lost:
             return None
         shared.clear()
-        lengths = lengths or dict.fromkeys(notation.sizes, 1)
         tiles = list(_rest(call, plan, lengths, sink))
-        return call.peak(lengths), partial(work.run, len(tiles), iter(tiles), lengths)
+        return nbytes, partial(work.run, len(tiles), iter(tiles), lengths)
 
     first = partial(work.run, plan.batches, notation.tiles(plan.lengths), plan.lengths)
     try:  # while a part is written, nobody knows what is written
@@ -264,14 +265,12 @@ class _Batch:
     """A batch that is being computed.
 
     All that it reads stays until it has ended: Dask cannot compute scattered blocks again, and a
-    graph may reach the scheduler after the release of its inputs. The next batch may have ``more``
-    terms of its sums.
+    graph may reach the scheduler after the release of its inputs.
     """
 
     tile: Tile
     read: list[Any]
     handle: Any
-    more: bool
 
 
 @dataclass
@@ -307,8 +306,8 @@ class _Work:
                         arrays = self._load(tile, stay)
                     else:
                         arrays = ahead.result()
-                    started.append(self._start(tile, arrays, total, following))
-                    adds = self.call.adds_on_devices and started[-1].more
+                    started.append(self._start(tile, arrays, total))
+                    adds = self.call.adds_on_devices and not self.call.notation.ends_sums(tile)
                     total = started[-1].handle if adds else None
                     arrays, ahead = [], None
                     if len(started) > 1:
@@ -364,7 +363,7 @@ class _Work:
         is_whole = spans == tuple((0, size) for size in operand.shape)
         return self.shared.get(place, operand.nbytes, load) if is_whole else load()
 
-    def _start(self, tile: Tile, arrays: list[Any], total: Any, following: Tile | None) -> _Batch:
+    def _start(self, tile: Tile, arrays: list[Any], total: Any) -> _Batch:
         """Begin a batch; its result is added to the ``total`` of those before, if there is one."""
         call = self.call
         result = call.of(arrays)
@@ -373,9 +372,7 @@ class _Work:
             result = result[trims]
         if total is not None:
             result = total + result
-        summed = call.notation.summed
-        more = following is not None and summed(tile) == summed(following)
-        return _Batch(tile, [*arrays, total], call.site.start(result), more)
+        return _Batch(tile, [*arrays, total], call.site.start(result))
 
     def _write(self, started: deque[_Batch], advance: Callable[[], None], but: int = 0) -> None:
         """Write the results of batches, but for the last ones."""
@@ -387,7 +384,8 @@ class _Work:
     def _finish(self, batch: _Batch) -> None:
         """Write a result, once it has all terms of its sums."""
         call, site, part = self.call, self.call.site, self.call.notation.summed(batch.tile)
-        if call.adds_on_devices and batch.more:
+        is_last = call.notation.ends_sums(batch.tile)
+        if call.adds_on_devices and not is_last:
             site.wait(batch.handle)
             site.release(batch.handle)
         elif call.adds_on_devices or part == batch.tile:
@@ -397,7 +395,7 @@ class _Work:
             shape = tuple(hi - lo for lo, hi in spans)
             self.sum = self.sum or Sum(shape, call.dtype, call.notation.combine)
             self.sum.add(site.blocks(batch.handle), call.notation.weight(batch.tile))
-            if not batch.more:
+            if is_last:
                 everything = tuple(slice(0, n) for n in shape)
                 self.sink.write(part, [(everything, self.sum.value())])
                 self.sum = None

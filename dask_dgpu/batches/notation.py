@@ -91,6 +91,11 @@ class Notation:
         return tuple(label for label in found if label is not None)
 
     @property
+    def smallest(self) -> Lengths:
+        """Parts of a single element."""
+        return dict.fromkeys(self.sizes, 1)
+
+    @property
     def contracted(self) -> tuple[int, ...]:
         """The labels that the result lacks."""
         return tuple(label for label in self.labels if label not in self.output)
@@ -127,19 +132,18 @@ class Notation:
     def _parts(self, span: Span, longest: int) -> int:
         return max(1, ceil((span[1] - span[0]) / max(1, longest)))
 
-    def loads(self, operand: int, lengths: Lengths) -> int:
-        """Return how often parts of an operand are read: each time one of its labels moves."""
-        order = self.order(lengths)
-        at = [place for place, label in enumerate(order) if label in self.inputs[operand]]
-        return prod(self.count(label, lengths) for label in order[: at[-1] + 1]) if at else 1
-
     def moves(self, operand: int, lengths: Lengths) -> bool:
         """Whether each batch reads another part of an operand."""
-        return self.loads(operand, lengths) == self.batches(lengths) > 1
+        order = self.order(lengths)
+        return bool(order) and order[-1] in self.inputs[operand]
 
     def summed(self, tile: Tile) -> Tile:
         """Return a tile with all parts of its sums."""
         return {**tile, **{label: (0, self.sizes[label]) for label in self.contracted}}
+
+    def ends_sums(self, tile: Tile) -> bool:
+        """Whether a tile has the last terms of its sums."""
+        return all(tile[label][1] == self.sizes[label] for label in self.contracted)
 
     def weight(self, tile: Tile) -> float:
         """Return which share of all terms of its sums a tile has."""
@@ -159,15 +163,18 @@ class Notation:
             found.append(size)
         return tuple(found)
 
-    def elements(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
-        """Return the elements of all parts of an operand, with their halos."""
-        found = 1
-        for label, size in zip(self.inputs[operand], shape, strict=True):
+    def reads(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
+        """Return the elements that all batches read of an operand.
+
+        They are those of its parts with their halos, again for each step of a loop around its own.
+        """
+        found, order, own = 1, self.order(lengths), self.inputs[operand]
+        for label, size in zip(own, shape, strict=True):
+            halo = WITHIN if label is None else self.halos.get(label, WITHIN)
             parts = 1 if label is None else self.count(label, lengths)
-            if label is not None and parts > 1 and label in self.halos:
-                size += (parts - 1) * max(0, self.halos[label].overlap)
-            found *= size
-        return found
+            found *= size + (parts - 1) * max(0, halo.overlap)
+        last = max((at for at, label in enumerate(order) if label in own), default=0)
+        return found * prod(self.count(at, lengths) for at in order[:last] if at not in own)
 
     def longest(self, label: int, lengths: Lengths) -> int:
         """Return the length of the longest part of a label."""
@@ -203,38 +210,35 @@ class Notation:
         )
 
 
-def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> Lengths | None:
-    """Return the lengths that fit and cost least, ``None`` if single elements do not fit.
+def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> Lengths:
+    """Return the lengths that fit and cost least, single elements if nothing fits.
 
     ``memory`` returns bytes, ``cost`` any measure. As few labels as possible are cut: halved, but
     for the last one, which has the length that fits. Then each is made as long as fits. Of equal
-    choices the first label of the result is cut.
+    choices the first label of the result is cut. If more labels must be cut than are tried, single
+    elements are made longer, the last labels first.
     """
-    lengths = dict(notation.sizes)
-    if memory(lengths) <= room:
-        return lengths
-    if memory(dict.fromkeys(lengths, 1)) > room:
-        return None
-    free = [label for label in notation.labels if lengths[label] > 1]
-    while True:
-        for count in range(1, min(MOST_CUT, len(free)) + 1):
-            halved = (
-                (last, lengths | dict(zip(others, tried, strict=True)) | {last: 1})
-                for *others, last in combinations(free, count)
-                for tried in product(*(_shorter(lengths[label]) for label in others))
-            )
-            found = [
-                _longest(each, [last], lengths, memory, room)
-                for last, each in halved
-                if memory(each) <= room
-            ]
-            if found:
-                return _longest(min(found, key=cost), free, lengths, memory, room)
-        largest = min(free, key=lambda label: memory(lengths | {label: 1}))
-        lengths[largest] = 1
-        free.remove(largest)
-        if memory(lengths) <= room:
-            return lengths
+    whole, found = notation.sizes, notation.smallest
+    if memory(whole) <= room:
+        return whole
+    if memory(found) > room:
+        return found
+    free = [label for label in notation.labels if whole[label] > 1]
+    for count in range(1, min(MOST_CUT, len(free)) + 1):
+        halved = (
+            (last, {**whole, **dict(zip(others, tried, strict=True)), last: 1})
+            for *others, last in combinations(free, count)
+            for tried in product(*(_shorter(whole[label]) for label in others))
+        )
+        fits = [
+            _longest(each, [at], whole, memory, room) for at, each in halved if memory(each) <= room
+        ]
+        if fits:
+            found = min(fits, key=cost)
+            break
+    else:
+        free.reverse()
+    return _longest(found, free, whole, memory, room)
 
 
 def _longest(

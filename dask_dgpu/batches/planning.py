@@ -72,10 +72,7 @@ def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
         return call.traffic(lengths) / rate + notation.batches(lengths) * overhead
 
     lengths = choose(notation, call.peak, cost, room)
-    fits = lengths is not None
-    if lengths is None:
-        lengths = dict.fromkeys(notation.sizes, 1)
-    elif site.overlaps and notation.batches(lengths) == 1:
+    if site.overlaps and notation.batches(lengths) == 1:
         lengths = overlapping(notation, call.peak, call.traffic, room)
     cuts = call.names(lengths)
     output = [label for label in notation.labels if notation.sizes[label] > 1]
@@ -86,13 +83,14 @@ def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
         cuts=cuts,
         lengths=lengths,
     )
-    if not fits:
+    if found.peak_bytes > room:
         return replace(found, advice=advice(site, SMALLEST, found.peak_bytes, room))
     batches, traffic = notation.batches(lengths), call.traffic(lengths)
     found = replace(found, feasible=True, batches=batches, host_bytes=traffic)
     if not timed:
         return found
-    (batch, moved), between = predict(site, call.graph(lengths)), call.between_batches(lengths)
+    batch, moved = predict(site, call.graph(lengths))
+    between = call.reads(call.staying(lengths), lengths)
     seconds = seconds_of(site, batch, traffic, between, batches)
     return replace(found, rank_bytes=moved * batches, seconds=seconds)
 
@@ -197,7 +195,7 @@ def in_passes(call: Call, room: float) -> tuple[Call, ...]:
 
 
 def _fits(call: Call, room: float) -> bool:
-    return call.peak(dict.fromkeys(call.notation.sizes, 1)) <= room
+    return call.peak(call.notation.smallest) <= room
 
 
 def _stages(call: Call) -> tuple[Stage, ...]:

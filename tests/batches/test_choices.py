@@ -33,10 +33,9 @@ def test_choices_fit_and_cost_least(room: int) -> None:
         return elements(PRODUCT, lengths)
 
     def cost(lengths: Any) -> int:
-        return sum(PRODUCT.loads(at, lengths) for at in range(2)) * 1000 + memory(lengths)
+        return sum(PRODUCT.reads(at, (1, 1), lengths) for at in range(2)) * 1000 + memory(lengths)
 
     found = choose(PRODUCT, memory, cost, room)
-    assert found is not None
     assert memory(found) <= room
     whole = {0: 1000, 1: 500, 2: 600}
     if memory(whole) > room and PRODUCT.batches(found) < 1000:
@@ -51,7 +50,7 @@ def test_choices_fit_and_cost_least(room: int) -> None:
 
 
 def test_nothing_fits() -> None:
-    assert choose(PRODUCT, lambda lengths: 4, lambda lengths: 0, 3) is None
+    assert choose(PRODUCT, lambda lengths: 4, lambda lengths: 0, 3) == {0: 1, 1: 1, 2: 1}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +97,15 @@ def test_batches_that_overlap_are_right(n: int, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(dgpu.run("add", a, b.T), a + b.T)
     np.testing.assert_allclose(dgpu.run("fft", a, axis=0), np.fft.fft(a, axis=0), atol=1e-12 * n)
     np.testing.assert_allclose(dgpu.run("mean", a, axis=1), a.mean(axis=1), rtol=1e-12)
+
+
+def test_four_axes_are_cut_along_the_last_one_least() -> None:
+    x = np.random.default_rng(0).random((5, 6, 7, 8))
+    with bounded(1):
+        least = dgpu.plan("exp", x).peak_bytes
+    with bounded(least + 40):
+        assert list(dgpu.plan("exp", x).cuts.values()) == [1, 1, 1, 2]
+        np.testing.assert_array_equal(dgpu.run("exp", x, progress=False), np.exp(x))
 
 
 def test_halos_are_read_and_trimmed() -> None:
