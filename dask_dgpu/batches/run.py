@@ -123,7 +123,7 @@ def run(
     check_flag("progress", progress)
     operation = resolve(op).declaring(temporaries)
     with opened(client) as site:
-        request = Request.made(operation, arrays, options, site, _operand)
+        request = Request.made(operation, arrays, options, site, operand)
         return compute(request, site.room, out, Shared(), progress=bool(progress))
 
 
@@ -192,7 +192,7 @@ def plan(
         if is_shape and all(isinstance(size, int | np.integer) for size in value):
             shape = tuple(integer(f"each length of {name}", size, 0) for size in value)
             return operand(name, np.broadcast_to(np.zeros((), kind), shape))
-        return _operand(name, value)
+        return operand(name, value)
 
     with opened(client) as site:
         request, room = Request.made(operation, arrays, options, site, make), site.room
@@ -295,7 +295,7 @@ def run_many(
 
             def compute_one(at: int) -> Any:
                 try:
-                    request = Request.made(operation, tuples[at], options, site, _operand)
+                    request = Request.made(operation, tuples[at], options, site, operand)
                     return compute(request, room, outs[at], shared, progress=False)
                 except Exception as error:
                     return error
@@ -316,8 +316,3 @@ def run_many(
     if failed:
         raise RunManyError(list(found.values()), failed) from found[failed[0]]
     return list(found.values())
-
-
-def _operand(name: str, value: Any) -> Operand | None:
-    """Return an operand for an array with axes, ``None`` for other arguments."""
-    return operand(name, value) if is_operand(value) else None

@@ -33,9 +33,9 @@ from dask_dgpu.batches.sources import (
     Slot,
     is_hdf5,
     is_zarr,
-    operand,
 )
 from dask_dgpu.batches.windows.client import THREADS
+from dask_dgpu.batches.windows.ring import pieces
 from dask_dgpu.errors import DgpuError
 from graph_opt.dask_graph.internals import DataNode, TaskRef
 from graph_opt.dask_graph.parse import GETTERS
@@ -49,8 +49,8 @@ Spans = tuple[Span, ...]
 
 SHARE = 0.5
 """Most of the available memory that a temporary array may take."""
-ROWS = 1 << 16
-"""Bytes that are added at a time."""
+PIECE = 1 << 16
+"""Bytes that are added at a time: temporaries of whole blocks would need as much memory again."""
 LARGE = 16 << 20
 """Bytes of a copy that threads share."""
 MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
@@ -153,7 +153,8 @@ def selected(request: Request, out: Any) -> Any:
         return out
     if isinstance(where, Slot):
         return _Selected(out, request.operands[where.at])
-    return _Selected(out, operand("where", np.asarray(where, bool)))
+    mask = np.asarray(where, bool)
+    return _Selected(out, Operand("where", mask, mask.shape, mask.dtype))
 
 
 @dataclass(frozen=True)
@@ -256,29 +257,28 @@ class Sum:
     def add(self, blocks: Blocks, weight: float) -> None:
         """Add the blocks of a partial result, which has ``weight`` in a mean."""
         for region, block in blocks:
-            self._add_block(region, block, weight)
+            place: Any = (*region, ...)  # a view, also of an array without axes
+            total, values = self.total[place], np.asarray(block)
+            errors = None if self.errors is None else self.errors[place]
+            for part in pieces(total.shape, total.itemsize, PIECE):
+                lost = None if errors is None else errors[part]
+                self._add(total[part], lost, values[part], weight)
         self._has_values = True
 
-    def _add_block(self, region: Region, block: Any, weight: float) -> None:
-        """Add one block.
-
-        It goes row by row: temporaries of whole blocks would need as much memory again.
-        """
-        place: Any = (*region, ...)  # a view, also of an array without axes
-        total, values = np.atleast_1d(self.total[place]), np.atleast_1d(np.asarray(block))
-        errors = None if self.errors is None else np.atleast_1d(self.errors[place])
-        rows = max(1, ROWS * len(total) // max(1, total.nbytes))
-        for part in (slice(at, at + rows) for at in range(0, len(total), rows)):
-            new = values[part].astype(total.dtype, copy=False)
+    def _add(self, total: Any, lost: Any, values: Any, weight: float) -> None:
+        """Combine values with a total in place; ``lost`` gets what rounding loses (two-sum)."""
+        new = values.astype(total.dtype, copy=False)
+        with np.errstate(invalid="ignore", over="ignore"):
             if self.combine in ("max", "min"):
                 choose = np.maximum if self.combine == "max" else np.minimum
-                total[part] = choose(total[part], new) if self._has_values else new
-                continue
-            new = new * total.dtype.type(weight) if self.combine == "mean" else new
-            if errors is None:
-                total[part] += new
-            else:
-                _add(total[part], errors[part], new)
+                total[...] = choose(total, new) if self._has_values else new
+                return
+            new = new * weight if self.combine == "mean" else new
+            added = total + new
+            if lost is not None:
+                other = added - total
+                lost += (total - (added - other)) + (new - other)
+            total[...] = added
 
     def value(self) -> Any:
         """Return the result, once."""
@@ -287,12 +287,3 @@ class Sum:
                 np.add(self.total, self.errors, out=self.errors)
             np.copyto(self.total, self.errors, where=np.isfinite(self.errors))
         return self.total.astype(self.dtype, copy=False)
-
-
-def _add(total: Any, errors: Any, values: Any) -> None:
-    """Add values to a total in place, and what rounding loses to ``errors`` (Knuth's two-sum)."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        added = total + values
-        other = added - total
-        errors += (total - (added - other)) + (values - other)
-        total[...] = added

@@ -167,8 +167,10 @@ def numbers(name: str, dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def operand(name: str, value: Any) -> Operand:
-    """Return an array argument; raise for arrays that parts would change."""
+def operand(name: str, value: Any) -> Operand | None:
+    """Return an array with axes, ``None`` for other arguments; raise if parts would change it."""
+    if not is_operand(value):
+        return None
     if isinstance(value, REFUSED) or hasattr(value, "__cuda_array_interface__"):
         expected(name, "a NumPy, zarr, HDF5 or Dask array", value, TypeError)
     dtype = numbers(name, value.dtype)
