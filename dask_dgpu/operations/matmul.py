@@ -33,7 +33,6 @@ from dask_dgpu.algorithms.summa.wire import (
     Sparse,
     encoding,
 )
-from dask_dgpu.algorithms.summa.zeros import Counts
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.operations.operation import (
@@ -43,7 +42,6 @@ from dask_dgpu.operations.operation import (
     Placed,
     Progress,
     Request,
-    facts_of,
     product_flops,
 )
 from graph_opt.model.cost import Machine
@@ -124,13 +122,10 @@ def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
     ]
 
     def run(comm: Comm, device: Device, *arrays: Blocks, progress: Progress) -> Any:
-        pairs = list(zip(owned, arrays, strict=True))
+        pairs = zip(owned, arrays, strict=True)
         a, b = ({at: given[index] for at, index in some} for some, given in pairs)
         sent = Sent() if plan.encoded else None
-        counts: list[Counts] | None = None
-        if plan.sparse:
-            counts = [{at: facts_of(given, index) for at, index in some} for some, given in pairs]
-        made = summa_rank(plan, comm, device, a, b, progress, sent, counts)
+        made = summa_rank(plan, comm, device, a, b, progress, sent)
         blocks = {(rows[i], columns[j]): block for (i, j), block in made.items()}
         return blocks if sent is None else (blocks, sent.total(comm, device))
 
@@ -215,6 +210,12 @@ def _peak(plan: SummaPlan) -> int:
     return int(shares.max()) + workspace(plan)
 
 
+def _repeats(part: PartProduct) -> bool:
+    """Whether the host neither reads counts of zeros nor opens windows."""
+    plan = part.plan
+    return not plan.sparse and (plan.size == 1 or not plan.one_sided)
+
+
 MATMUL = Operation(
     plan=_plan,
     layout=_layout,
@@ -222,6 +223,5 @@ MATMUL = Operation(
     prepare=_prepare,
     cost=_cost,
     flops=_flops,
-    finds_facts=lambda part: bool(part.plan.sparse),
-    repeats=lambda part: part.plan.size == 1 or not part.plan.one_sided,  # windows are opened
+    repeats=_repeats,
 )

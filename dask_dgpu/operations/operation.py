@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product as cartesian
@@ -30,8 +30,6 @@ from graph_opt.model.names import label
 
 Array = Any
 Blocks = dict[Index, Array]
-Facts = dict[Any, Any]
-"""What operations have found out about a block; its keys are their own."""
 Plan = Any
 Progress = Callable[[int, int], None]
 """Called with the number of finished steps and of all."""
@@ -102,19 +100,6 @@ class Placed:
     def transposed(self, axes: tuple[int, ...]) -> Placed:
         """Return the transpose; its blocks stay on their ranks."""
         return Placed(self.layout.transposed(axes), self.dtype, self.spent)
-
-
-class Given(Blocks):
-    """Blocks of an input of a collective, and the facts about each, which live as long as it."""
-
-    def __init__(self, blocks: Iterable[tuple[Index, Array]], facts: Mapping[Index, Facts]) -> None:
-        super().__init__(blocks)
-        self.facts = facts
-
-
-def facts_of(blocks: Blocks, index: Index) -> Facts:
-    """Return the facts about a block; an operation may add to them."""
-    return blocks.facts[index] if isinstance(blocks, Given) else {}
 
 
 @dataclass(frozen=True)
@@ -252,7 +237,6 @@ class Operation:
     - ``prepare(plan, rank)`` returns ``run`` for one plan and one rank, for many runs.
     - ``flops(plan)`` returns the floating-point operations of all ranks, on real numbers, if these
       limit the operation and are known before it runs.
-    - ``finds_facts(plan)`` says whether ``run`` keeps facts about blocks; by default not.
     - ``repeats(plan)`` says whether ``run`` has the same launches for all blocks, so a GPU may
       record them; by default so. It has not if the host reads results, or waits for other ranks.
     """
@@ -263,7 +247,6 @@ class Operation:
     cost: Callable[[Plan, Machine], Cost]
     prepare: Callable[[Plan, int], Callable[..., Blocks | tuple[Blocks, Any]]] | None = None
     flops: Callable[[Plan], float] | None = None
-    finds_facts: Callable[[Plan], bool] | None = None
     repeats: Callable[[Plan], bool] | None = None
 
 

@@ -20,7 +20,7 @@ from dask_dgpu.errors import CommError, GangError
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.sequences import Recorded
 from dask_dgpu.kernels.sums.partial import added
-from dask_dgpu.operations.operation import Blocks, Facts, Given, conforming, container_of, unboxed
+from dask_dgpu.operations.operation import Blocks, conforming, container_of, unboxed
 from dask_dgpu.runtime.placement import MOST_PARTS
 from dask_dgpu.runtime.prepared import (
     Declared,
@@ -96,10 +96,6 @@ class Observer:
     def detail(self, output: str, detail: Any) -> None:
         """Receive what the operation of a value returned besides its blocks."""
 
-    def facts(self, block: Array) -> Facts:
-        """Return the facts about a block that no program writes; they live as long as it."""
-        return {}
-
     def calling(self) -> AbstractContextManager[Any]:
         """Return a context for the call of a block function, which may be a user's."""
         return nullcontext()
@@ -165,10 +161,6 @@ class Rank:
         self.timed = _timed(comm, device, program.transport)
         self.comm = self.timed or comm
         self.values = {number: values.pop(0) for number in range(len(values))}
-        self.facts = {
-            number: {index: observer.facts(block) for index, block in self.values[number].items()}
-            for number in todo.observed
-        }
         self.on_cuda = device.kind == "cuda"
         self.recorded: list[Recorded] = []
         self.launches: list[tuple[Any, list[Span]]] = []  # of recordings, with their clocks
@@ -255,7 +247,7 @@ class Rank:
     ) -> tuple[dict[int, Blocks], list[Span]]:
         """Issue the steps on a device that records them, for its own copies of the blocks."""
         other = copy(self)
-        other.device, other.observer, other.facts = device, IGNORE, {}
+        other.device, other.observer = device, IGNORE
         other.comm = other.timed = TimedComm(self.given_comm)  # counts bytes
         other.values = {number: {} for number in stretch.reads}
         for (number, index), array in zip(places, arrays, strict=True):
@@ -292,7 +284,6 @@ class Rank:
     def _free(self, ending: Iterable[int]) -> None:
         for number in ending:
             self.values.pop(number, None)  # that of a recording may not leave it
-            self.facts.pop(number, None)
 
     def _copy_recorded(self) -> None:
         """Copy results out of the memory of recordings, which the next run overwrites."""
@@ -316,7 +307,7 @@ class Rank:
 
     def _run_collective(self, number: int, work: Operating) -> Blocks:
         """Run a collective on blocks in the device's memory that match the graph's declaration."""
-        inputs = [self._given(read, work.finds_facts) for read in work.inputs]
+        inputs = [self._given(read) for read in work.inputs]
         for read in work.inputs:
             if read.spent:
                 self.values[read.number].clear()  # the algorithm's references are the only ones
@@ -333,14 +324,10 @@ class Rank:
             made[()] = unboxed(made[()])
         return made
 
-    def _given(self, read: Declared, finds_facts: bool) -> Blocks:
-        """Return this rank's own blocks of an input, with what is known of them if wanted."""
+    def _given(self, read: Declared) -> Blocks:
+        """Return this rank's own blocks of an input."""
         blocks = self._conform(read)
-        own = {index: blocks[index] for index in read.owned}
-        if not finds_facts:
-            return own
-        facts = self.facts.setdefault(read.number, {})
-        return Given(own.items(), {index: facts.setdefault(index, {}) for index in own})
+        return {index: blocks[index] for index in read.owned}
 
     def _conform(self, read: Declared) -> Blocks:
         """Convert the blocks of a value to the graph's declaration, in the device's memory."""

@@ -112,14 +112,10 @@ class Declared(NamedTuple):
 
 @dataclass(frozen=True)
 class Operating:
-    """A collective: ``run`` it on these inputs; it may keep facts about blocks.
-
-    If it ``repeats``, it has the same launches each time.
-    """
+    """A collective: ``run`` it on these inputs. If it ``repeats``, it has the same launches."""
 
     run: Callable[..., Blocks | tuple[Blocks, Any]]
     inputs: tuple[Declared, ...]
-    finds_facts: bool
     repeats: bool
 
     @classmethod
@@ -131,11 +127,10 @@ class Operating:
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
         inputs = (Declared.of(program, plans, each, rank, each in own) for each in node.reads)
-        finds = operation.finds_facts is not None and operation.finds_facts(plan)
-        repeats = not finds and (operation.repeats is None or operation.repeats(plan))
+        repeats = operation.repeats is None or operation.repeats(plan)
         prepare = operation.prepare
         run = partial(operation.run, plan) if prepare is None else prepare(plan, rank)
-        return cls(run, tuple(inputs), finds, repeats)
+        return cls(run, tuple(inputs), repeats)
 
 
 class Step(NamedTuple):
@@ -154,7 +149,7 @@ class Step(NamedTuple):
     def is_recordable(self) -> bool:
         """Whether its launches can be the same at each run.
 
-        Those of users' functions may differ. Facts about blocks, and headers, are read by the host.
+        Those of users' functions may differ. Headers are read by the host.
         """
         if self.moves:
             return False
@@ -185,14 +180,12 @@ class Prepared:
     """What one rank of a program does.
 
     ``stretches`` are its steps, those that a GPU may record and others, ``results`` its blocks of
-    the results and whether they leave its device. Collectives want the facts about ``observed``
-    inputs.
+    the results and whether they leave its device.
     """
 
     program: Program
     stretches: tuple[Stretch, ...]
     results: tuple[tuple[Block, bool], ...]
-    observed: tuple[int, ...]
 
 
 def shippings(
@@ -245,11 +238,4 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
         for block, owner in plans.results(program)
         if owner == rank
     )
-    works = [step.work for step in steps if isinstance(step.work, Operating)]
-    observed = {each.number: None for work in works if work.finds_facts for each in work.inputs}
-    return Prepared(
-        program,
-        tuple(_stretches(program, steps)),
-        tuple(results),
-        tuple(number for number in observed if number < len(program.inputs)),
-    )
+    return Prepared(program, tuple(_stretches(program, steps)), tuple(results))

@@ -36,7 +36,7 @@ from dask_dgpu.algorithms.summa.plan import (
     share_of,
 )
 from dask_dgpu.algorithms.summa.wire import Sent
-from dask_dgpu.algorithms.summa.zeros import Counts, Known, count_zeros, no_counts
+from dask_dgpu.algorithms.summa.zeros import Known, count_zeros
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -220,15 +220,14 @@ def summa_rank(
     b: Matrix,
     progress: Progress = no_progress,
     sent: Sent | None = None,
-    counts: Sequence[Counts] | None = None,
 ) -> dict[Index, Array]:
     """Multiply as one rank; ``progress`` counts panels, and ``sent`` what travels in messages.
 
     Every rank receives the pieces of its next panel while it multiplies the present one. If
     plan and transport allow it, it reads them from the owners' blocks, straight into the panel.
-    Blocks in place are multiplied where they lie. ``counts`` are zeros that are known. The peak of
-    memory is the rank's blocks of A, B and C and four panels: two panels in use, one message out
-    and one in. Blocks of C count in ``plan.accumulator``.
+    Blocks in place are multiplied where they lie. The peak of memory is the rank's blocks of A, B
+    and C and four panels: two panels in use, one message out and one in. Blocks of C count in
+    ``plan.accumulator``.
     """
     share = share_of(plan, comm.rank)
     product, known = Product(plan, share, comm, device, (a, b), sent), None
@@ -237,7 +236,7 @@ def summa_rank(
     with device.transferring():
         device.after(given)
         if plan.sparse:
-            known = count_zeros(product, counts or no_counts())
+            known = count_zeros(product)
             product = replace(product, share=replace(share, steps=known.steps))
         carrier, steps = carrier_of(product), product.steps
         panels = _Panels(product)

@@ -10,8 +10,7 @@ know which products would add only zeros::
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -23,7 +22,7 @@ import numpy as np
 from dask_dgpu.algorithms.summa.plan import Block, Piece, Pieces, Step, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
 from dask_dgpu.kernels import zeros
-from graph_opt.model.layout import Index, Span
+from graph_opt.model.layout import Span
 
 if TYPE_CHECKING:
     from dask_dgpu.algorithms.summa.rank import Product
@@ -36,14 +35,6 @@ Place = tuple[Span, Span]
 
 Source = tuple[int, Block, Place]
 """An operand, a block of it, and a piece of the block."""
-
-Counts = Mapping[Index, dict[Place, int]]
-"""The counts of pieces of an operand's blocks, kept as long as the blocks."""
-
-
-def no_counts() -> tuple[Counts, Counts]:
-    """Return the counts of two operands that were not counted yet."""
-    return defaultdict(dict), defaultdict(dict)
 
 
 @dataclass
@@ -90,14 +81,11 @@ class Known:
         return skipped
 
 
-def count_zeros(product: Product, counts: Sequence[Counts]) -> Known:
-    """Count the zeros of all pieces, and give those in messages their form; collective.
-
-    ``counts`` are those of earlier products, of A and of B; new ones are added.
-    """
+def count_zeros(product: Product) -> Known:
+    """Count the zeros of all pieces, and give those in messages their form; collective."""
     plan, sent = product.plan, product.sent or Sent()
     known = Known(sent, np.dtype(plan.dtype).kind == "c")
-    own = _own_counts(product, counts)
+    own = _own_counts(product)
     theirs = _exchanged(product, own) if any(step.moves for step in product.steps) else []
     sent.nbytes += 8 * sum(len(pieces) for step in product.steps for pieces in step.sends)
     for step in product.steps:
@@ -116,21 +104,15 @@ def count_zeros(product: Product, counts: Sequence[Counts]) -> Known:
     return known
 
 
-def _own_counts(product: Product, counts: Sequence[Counts]) -> dict[Source, int]:
-    """Return the counts of this rank's pieces; count those that are not counted yet."""
+def _own_counts(product: Product) -> dict[Source, int]:
+    """Return the counts of this rank's pieces."""
     steps, device = product.steps, product.device
     pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
-    known = {each: counts[piece.operand][piece.block] for each, piece in pieces.items()}
-    new = [each for each, kept in known.items() if each[2] not in kept]
-    if new:
-        found = device.zeros(len(new), "int64")
-        for at, each in enumerate(new):
-            piece = pieces[each]
-            found[at] = zeros.count(product.operands[piece.operand][piece.block][piece.source])
-        device.synchronize()
-        for each, count in zip(new, device.to_host(found).tolist(), strict=True):
-            known[each][each[2]] = count
-    return {each: kept[each[2]] for each, kept in known.items()}
+    found = device.zeros(len(pieces), "int64")
+    for at, piece in enumerate(pieces.values()):
+        found[at] = zeros.count(product.operands[piece.operand][piece.block][piece.source])
+    device.synchronize()
+    return dict(zip(pieces, device.to_host(found).tolist(), strict=True))
 
 
 def _exchanged(product: Product, own: dict[Source, int]) -> list[Iterator[int]]:

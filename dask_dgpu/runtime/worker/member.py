@@ -8,13 +8,13 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from distributed.utils import set_thread_state
 from distributed.worker import _worker_cvar
@@ -28,7 +28,7 @@ from dask_dgpu.errors import CommAbortedError, DgpuError
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
-from dask_dgpu.operations.operation import Blocks, Facts
+from dask_dgpu.operations.operation import Blocks
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.failure import IN_PROGRAM
 from dask_dgpu.runtime.installed import installed_here
@@ -47,33 +47,6 @@ if TYPE_CHECKING:
 
 Array = Any
 Key = Any
-
-
-class BlockFacts:
-    """The facts about each block, by the object: Dask's blocks are never written."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[ref[Any], Facts]] = {}
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def of(self, block: Array) -> Facts:
-        """Return the facts about a block, empty for a new one; an operation may add to them.
-
-        Those about an object without weak references are not kept.
-        """
-        number = id(block)
-        alive, facts = self._known.get(number, (None, {}))
-        if alive is None or alive() is not block:
-            facts = {}
-            with suppress(TypeError):
-                self._known[number] = ref(block, partial(self._forget, number)), facts
-        return facts
-
-    def _forget(self, number: int, dead: ref[Any]) -> None:
-        if self._known.get(number, (None,))[0] is dead:
-            del self._known[number]
 
 
 MOST_SPANS = 1000
@@ -108,7 +81,6 @@ class Job(Observer):
     """
 
     worker: Worker
-    known: BlockFacts
     key: Key
     run_id: int
     rank: int
@@ -171,10 +143,6 @@ class Job(Observer):
         self.phase = InStep(step, done, steps)
         if self.given_up.is_set():
             raise GaveUpError("the run was given up")
-
-    def facts(self, block: Any) -> Facts:
-        """Return the facts about a block in the worker's memory."""
-        return self.known.of(block)
 
     def detail(self, output: str, detail: Any) -> None:
         """Keep a detail for the scheduler, which may lack its package."""

@@ -32,7 +32,7 @@ from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
-from dask_dgpu.runtime.worker.member import BlockFacts, Job, Member, Programs, reported
+from dask_dgpu.runtime.worker.member import Job, Member, Programs, reported
 from graph_opt.model.cost import Hosts
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ class GangWorkerPlugin(WorkerPlugin):
         self.results: dict[tuple[Key, int], dict[Key, Array]] = {}
         self.stored: dict[tuple[Key, int], list[Key]] = {}
         self.jobs: dict[tuple[Key, int], Job] = {}
-        self.facts = BlockFacts()
         self.programs = Programs(self.device)
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         host = own_host(worker.address, worker.scheduler.address)
@@ -165,7 +164,7 @@ class GangWorkerPlugin(WorkerPlugin):
             key, run_id = fields["key"], fields["run_id"]
             self._send("dgpu-stale", key=key, run_id=run_id, missing=str(missing))
             return
-        job = Job(self.worker, self.facts, blocks=own, **fields)
+        job = Job(self.worker, blocks=own, **fields)
         self.jobs[job.key, job.run_id] = job
         self.queue.put(partial(self._run, job))
 

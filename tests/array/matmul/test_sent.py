@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import dask.array as da
 import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.algorithms.summa.wire import Sent
-from dask_dgpu.kernels import zeros
 from dask_dgpu.runtime import tasks
 from tests.array.matmul.test_sparse_threshold import A, B, X, Y
 
@@ -27,23 +23,6 @@ def test_value_and_bytes(ranks: int, gangs: list[str]) -> None:
     assert isinstance(sent, Sent)
     assert sent.nbytes <= 0.4 * sent.exact_bytes
     assert (sent.exact_bytes > 0) == (ranks > 1)
-
-
-def test_zeros_of_an_operand_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-    count = zeros.count
-
-    def counting(values: Any) -> Any:
-        counted.append(values.size)
-        return count(values)
-
-    monkeypatch.setattr(zeros, "count", counting)
-    other = da.from_array(B[::-1], chunks=(40, 20))
-    first, second = (dgpu.matmul(X, y, strategy="row", sparse_threshold=0.5) for y in (Y, other))
-    with dgpu.enable(local_ranks=3, on_error="raise", when="always"):
-        value = (first - second).compute(scheduler="sync")
-    np.testing.assert_allclose(value, A @ B - A @ B[::-1], rtol=1e-4, atol=1e-4)
-    assert sum(counted) == A.size + 2 * B.size
 
 
 def test_halves_are_half_the_bytes() -> None:
