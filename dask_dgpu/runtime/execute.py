@@ -399,11 +399,6 @@ class Rank:
             found = _merged(work, computed)
         else:
             found = dict(zip(work.calls, computed([*work.calls]), strict=True))
-        if work.gathering:
-            here = {**values, number: found}
-            parts = ship(work.gathering, self.comm, self.device, here, self.names)
-            for first, *others in work.gathered:
-                found[first] = added([found[first], *(parts[number, each] for each in others)])
         self.device.join()  # before received blocks are freed
         return found
 

@@ -13,8 +13,7 @@
 - A block of a user's function is computed on one rank only, because each call may return something
   else.
 - Parts of sums are merged where they are computed, so each rank sends one for a block of the
-  result, to the least loaded rank that has one. On several hosts with slower links between them,
-  one rank of each host merges those of its host first.
+  result, to the least loaded rank that has one.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
-from graph_opt.model.cost import Hosts, host_by_rank
 from graph_opt.model.layout import Index, Layout, dealt
 
 Block = tuple[int, Index]
@@ -53,25 +51,15 @@ class Making:
     """The ranks that compute each block of a value, none for an unused one; transfers before.
 
     Of parts of sums, the rank that computes some ``groups`` of them merges each into its first.
-    Then ranks merge ``gathered`` ones of their hosts into their own, the first of each group.
     """
 
     ranks: Mapping[Index, Ranks]
     shipments: tuple[Shipment, ...]
     groups: Groups = ()
-    gathered: Groups = ()
-
-    def gathering(self, number: int) -> list[Shipment]:
-        """Return the transfers of parts, of a value with this number, within hosts."""
-        return [
-            Shipment(number, each, *self.ranks[each], *self.ranks[head])
-            for head, *others in self.gathered
-            for each in others
-        ]
 
     def kept(self) -> Iterator[tuple[Index, Ranks]]:
         """Yield the blocks that are left after the step, each with its ranks."""
-        gone = {each for _, *others in (*self.groups, *self.gathered) for each in others}
+        gone = {each for _, *others in self.groups for each in others}
         return ((index, ranks) for index, ranks in self.ranks.items() if index not in gone)
 
     @property
@@ -114,10 +102,9 @@ class _Block:
 class Placement:
     """The ranks with the blocks of each value, found step by step."""
 
-    def __init__(self, size: int, parts: Collection[int] = (), hosts: Hosts = ()) -> None:
+    def __init__(self, size: int, parts: Collection[int] = ()) -> None:
         self.size = size
         self._parts = parts
-        self._host = host_by_rank(hosts).tolist()
         self._blocks: dict[int, dict[Index, _Block]] = {}
         self._values: dict[int, Value] = {}
         self._shipments: dict[int, dict[Shipment, None]] = defaultdict(dict)  # in their order
@@ -153,15 +140,12 @@ class Placement:
         }
         self._values[number], self._blocks[number], blocks = value, found, found.values()
         load = Counter[int]()
-        for at, block in enumerate(blocks):
+        for block in blocks:
             block.merges = merges
             if merges and number in self._parts:
                 block.shared = True  # its readers do without it
             elif merges:
-                parts = self._merged(block)
-                self._choose(block, parts, joins=joins, once=once, load=load)
-                if self._host and not block.shared and block.home is not None:
-                    self._gather(parts, self._host[block.home], at)
+                self._choose(block, self._merged(block), joins=joins, once=once, load=load)
             else:
                 self._choose(block, block.reads, joins=joins, once=once)
         for block in blocks:
@@ -183,13 +167,12 @@ class Placement:
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
         ranks = {index: block.ranks for index, block in self._blocks[number].items()}
-        groups: tuple[dict[Index, tuple[Index, ...]], ...] = ({}, {})
+        groups: dict[Index, tuple[Index, ...]] = {}
         for index, block in self._blocks[number].items():
             if block.into is not None:
-                first, found = block.into.index, groups[block.ranks != block.into.ranks]
-                found[first] = (*found.get(first, (first,)), index)
-        own, gathered = (tuple(found.values()) for found in groups)
-        return Making(ranks, tuple(self._shipments[number]), own, gathered)
+                first = block.into.index
+                groups[first] = (*groups.get(first, (first,)), index)
+        return Making(ranks, tuple(self._shipments[number]), tuple(groups.values()))
 
     def _merged(self, block: _Block) -> list[_Block]:
         """Let each rank merge its parts for a block; return the parts that are left."""
@@ -202,18 +185,6 @@ class Placement:
                 if first is not part:
                     part.into = first
         return [part for part in parts if part.into is None]
-
-    def _gather(self, parts: Iterable[_Block], home: int, number: int) -> None:
-        """Let one rank of each host but ``home`` merge its parts, another one for each number."""
-        found = defaultdict[int, list[_Block]](list)
-        for part in parts:
-            if part.is_bound and part.value in self._parts:
-                found[self._host[part.ranks[0]]].append(part)
-        found.pop(home, None)
-        for some in found.values():
-            head = some.pop(number % len(some))
-            for part in some:
-                part.into = head
 
     def _choose(
         self,

@@ -69,7 +69,7 @@ class Plans(Bare):
         """Return the whole blocks that ranks receive for a step, or before it."""
         making = self.makings.get(number)
         moves = self.moves.get(number, ())
-        return [*moves, *making.shipments, *making.gathering(number)] if making else [*moves]
+        return [*moves, *making.shipments] if making else [*moves]
 
     def results(self, program: Program) -> list[tuple[Block, int]]:
         """Return the blocks of the results, each with its rank."""
@@ -137,8 +137,7 @@ def _seconds(program: Program, planned: Plans, size: int) -> float:
 @lru_cache(maxsize=KEPT_PLANS)
 def _staying(program: Program, held: Held, size: int) -> Plans:
     """Plan a program whose inputs stay where they are."""
-    machine = program.machine
-    placement = Placement(size, program.parts, machine.hosts if machine.two_level(size) else ())
+    placement = Placement(size, program.parts)
     given = enumerate(zip(program.inputs, held, strict=True))
     values = {number: value.placed(ranks) for number, (value, ranks) in given}
     for number, value in enumerate(program.inputs):

@@ -37,7 +37,7 @@ class Functions:
 
     ``needs`` is the number of blocks of all ranks. The device has other blocks if functions expect
     them ``on_host``. With ``once`` they may be a user's. ``together`` computes many blocks at once.
-    Each of the ``groups`` of parts of sums is merged into its first, then other ranks' into it.
+    Each of the ``groups`` of parts of sums is merged into its first.
     """
 
     needs: int
@@ -48,8 +48,6 @@ class Functions:
     together: Together | None = None
     groups: Groups = ()
     merges: bool = False
-    gathering: tuple[Shipping, ...] = ()
-    gathered: Groups = ()
 
     @classmethod
     def of(cls, program: Program, plans: Plans, number: int, here: Here) -> Functions:
@@ -58,26 +56,16 @@ class Functions:
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
-
-        def part(shipments: Iterable[Shipment]) -> tuple[Shipping, ...]:
-            moved = [each for each in shipments if rank in (each.source, each.target)]
-            return shippings(moved, rank, known_blocks(program, moved, container))
-
-        groups, gathered = (
-            tuple(group for group in some if rank in making.ranks[group[0]])
-            for some in (making.groups, making.gathered)
-        )
+        moved = [each for each in making.shipments if rank in (each.source, each.target)]
         return cls(
             len(node.needs),
-            part(making.shipments),
+            shippings(moved, rank, known_blocks(program, moved, container)),
             calls,
             node.value.container == NUMPY != container,
             node.once or any(call.copied for call in calls.values()),
             _together(calls.values()),
-            groups,
+            tuple(group for group in making.groups if rank in making.ranks[group[0]]),
             node.merges,
-            part(making.gathering(number)),
-            gathered,
         )
 
 
@@ -155,7 +143,7 @@ class Step(NamedTuple):
             return False
         if isinstance(self.work, Operating):
             return self.work.repeats
-        headers = not all(each.known for each in (*self.work.shipping, *self.work.gathering))
+        headers = not all(each.known for each in self.work.shipping)
         return not (self.work.once or headers or self.work.on_host)
 
 
