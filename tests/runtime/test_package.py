@@ -218,15 +218,14 @@ def test_programs_used_last_are_kept():
         ranks.compute(named(PROGRAMS[case], values))
     assert ranks.opened == 3 * RANKS
     programs = ranks.programs[0]
-    sizes = [kept.nbytes for kept in programs._kept.values()]
-    assert programs.nbytes == sum(sizes)
-    assert len({*sizes}) == 3  # in the order of their last use: the product's is last
-    programs.shrink(sizes[1] + sizes[2])
-    assert (len(programs), programs.nbytes) == (2, sizes[1] + sizes[2])
-    programs.shrink(sizes[2])
-    assert (len(programs), programs.nbytes) == (1, sizes[2])
-    programs.shrink(sizes[2] - 1)
-    assert len(programs) == programs.nbytes == len(programs._kept) == 0
+    product, loop, closure = (kept.nbytes for kept in programs._kept.values())
+    assert programs._kept.total_weight == product + loop + closure
+    assert len({product, loop, closure}) == 3
+    for limit, left in ((closure + product, 2), (product, 1)):
+        programs.shrink(limit)
+        assert (len(programs), programs._kept.total_weight) == (left, limit)
+    programs.shrink(product - 1)
+    assert len(programs) == 0
 
 
 def test_blocks_in_other_places_are_another_program():

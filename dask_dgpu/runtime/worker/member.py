@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from weakref import WeakSet
 
 from distributed.utils import set_thread_state
 from distributed.worker import _worker_cvar
+from zict import LRU
 
 from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import Lifetime
@@ -229,15 +231,10 @@ class Programs:
 
     def __init__(self, kind: str = "cpu") -> None:
         self._kind = kind
-        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._kept: LRU[bytes, _Kept] = LRU(math.inf, {}, weight=lambda _, kept: kept.nbytes)
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that all programs take, once they are opened."""
-        return sum(kept.nbytes for kept in self._kept.values())
 
     def opened(self, job: Job, ask: Callable[[], None]) -> Prepared:
         """Return what the rank of a job does; ``ask`` for a program that is neither kept nor sent.
@@ -256,16 +253,13 @@ class Programs:
                 raise GaveUpError("the run was given up")
             self._kept[job.digest] = _Kept(job.text, job.plans)
         job.receive(b"", b"")  # it is opened
-        self._kept.move_to_end(job.digest)
         found = self._kept[job.digest].prepared(job.tokens, job.rank, self._kind)
         self.shrink(found.program.limits.kept_programs)
         return found
 
     def shrink(self, limit: int) -> None:
         """Forget the programs that were used first, until the others take at most these bytes."""
-        nbytes = self.nbytes
-        while nbytes > limit:
-            nbytes -= self._kept.popitem(last=False)[1].nbytes
+        self._kept.evict_until_below_target(limit)
 
 
 REMEMBERED = 1000
