@@ -63,6 +63,7 @@ def form_of(value: Value, index: Index, returned: Returned) -> Form | None:
     if "vals" in fields and container == NUMPY:
         return Form.of_array(np.dtype([(key, dtype) for key, (dtype, _) in fields.items()]), shape)
     arrays = [(key, dtype, (*shape, *more)) for key, (dtype, more) in fields.items()]
+    arrays.sort(key=lambda array: -np.dtype(array[1]).itemsize)
     if returned.summed:
         return Form("sum", (*arrays, ("count", "int64", ())), container)
     return Form("parts", tuple(arrays), container)

@@ -14,6 +14,7 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -38,15 +39,13 @@ HEADER = 1024
 SMALL = 256
 """Bytes of an array that is left in the header."""
 
-ALIGNED = 16
-"""Bytes to which arrays in a message are aligned."""
-
 
 class Form(NamedTuple):
     """What a known block is: arrays with their keys, dtypes and shapes, which are one message.
 
     It is one array, a dictionary of the parts of a reduction, or the partial sums of a compensated
-    sum, of which the last array is the count.
+    sum, of which the last array is the count. Arrays with larger elements come first, so all are
+    aligned.
     """
 
     kind: Literal["array", "parts", "sum"]
@@ -67,30 +66,20 @@ class Form(NamedTuple):
         ]
         if self.kind == "array":
             return _message(contiguous(arrays[0]))
-        message = device.empty(self.nbytes, "uint8")
-        for view, array in zip(self._views(message), arrays, strict=True):
+        message, views = self._empty(device)
+        for view, array in zip(views, arrays, strict=True):
             view[...] = array
         return message
 
     def awaited(self, device: Device) -> tuple[Any, Array]:
         """Return a block that has still to be received, and the message to receive."""
+        message, arrays = self._empty(device)
         if self.kind == "array":
-            ((_, dtype, shape),) = self.arrays
-            block = device.empty(shape, dtype)
-            return block, _message(block)
-        message = device.empty(self.nbytes, "uint8")
-        arrays = self._views(message)
+            return arrays[0], message
         if self.kind == "parts":
-            return {
-                key: array for (key, _, _), array in zip(self.arrays, arrays, strict=True)
-            }, message
+            return dict(zip([key for key, _, _ in self.arrays], arrays, strict=True)), message
         *sums, count = arrays
         return Partial(Pair(*sums), count, self.container, 1), message
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a message with all arrays."""
-        return sum(_aligned(dtype, shape) for _, dtype, shape in self.arrays)
 
     def _taken(self, block: Any, name: str) -> Sequence[Any]:
         """Return the arrays of a block, or raise."""
@@ -106,14 +95,17 @@ class Form(NamedTuple):
             raise UndeclaredTypeError(f"expected {wanted}, got a {kind}")
         return found
 
-    def _views(self, message: Array) -> list[Array]:
-        """Return the arrays in the memory of a message."""
-        found, start = [], 0
-        for _, dtype, shape in self.arrays:
-            stop = start + math.prod(shape) * np.dtype(dtype).itemsize
-            found.append(message[start:stop].view(dtype).reshape(shape))
-            start += _aligned(dtype, shape)
-        return found
+    def _empty(self, device: Device) -> tuple[Array, list[Array]]:
+        """Return a message and the arrays in its memory."""
+        if self.kind == "array":
+            ((_, dtype, shape),) = self.arrays
+            block = device.empty(shape, dtype)
+            return _message(block), [block]
+        sizes = (math.prod(shape) * np.dtype(dtype).itemsize for _, dtype, shape in self.arrays)
+        ends = [*accumulate(sizes, initial=0)]
+        message = device.empty(ends[-1], "uint8")
+        parts = zip(pairwise(ends), self.arrays, strict=True)
+        return message, [message[slice(*at)].view(x).reshape(shape) for at, (_, x, shape) in parts]
 
 
 NOTHING: Mapping[Block, Form] = MappingProxyType({})
@@ -122,11 +114,6 @@ NOTHING: Mapping[Block, Form] = MappingProxyType({})
 def _message(block: Array) -> Array:
     """Return an array as a message: transports know no fields."""
     return block if block.dtype.names is None else block.reshape(-1).view(np.uint8)
-
-
-def _aligned(dtype: Any, shape: tuple[int, ...]) -> int:
-    """Return the bytes of an array in a message after which the next one is aligned."""
-    return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_each_rank_sends_one_part_for_a_block_of_the_result(
     holders = [{*owners[column::columns]} for column in range(columns)]
     messages = sum(sum(ledger.messages_sent.values()) for ledger in did.ledgers)
     assert messages == sum(len(each) - 1 for each in holders)
-    assert did.sent == messages * (2 * WORD * width + 2 * WORD)  # pairs, and the count in 16 bytes
+    assert did.sent == messages * WORD * (2 * width + 1)  # pairs, and the count
     if where == "in rows":
         assert {len(part) for part in did.parts} == {1}
         assert len({ledger.bytes_received for ledger in did.ledgers}) == 1
