@@ -20,16 +20,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
-from dask_dgpu.operations.operation import Need, Placed, Shipment, Value
+from dask_dgpu.operations.operation import Node, Placed, Shipment, Value
 from graph_opt.model.layout import Index, Layout, dealt
 
-Block = tuple[int, Index]
-"""A block: the number of its value, and its place."""
-
-Needs = Mapping[Index, Sequence[Need]]
 Ranks = tuple[int, ...]
 Groups = tuple[tuple[Index, ...], ...]
 
@@ -74,7 +70,7 @@ class _Block:
 
     Each rank that reads a ``shared`` block computes it, from ``weight`` bytes with its own. The
     first rank of another block sends it. The ``home`` of a block is the rank with most of what it
-    reads, else the first rank. A part of a sum is merged ``into`` another one.
+    reads, else the first rank. Parts of a sum are ``merged`` into the first of them.
     """
 
     value: int
@@ -86,7 +82,8 @@ class _Block:
     weight: int = 0
     ranks: Ranks = ()
     merges: bool = False
-    into: _Block | None = None
+    merged: list[Index] = field(default_factory=list)
+    is_merged: bool = False
 
     @property
     def is_bound(self) -> bool:
@@ -118,36 +115,24 @@ class Placement:
             if rank >= 0
         }
 
-    def make(
-        self,
-        number: int,
-        value: Value,
-        inputs: Sequence[int],
-        needs: Needs,
-        once: bool = False,
-        merges: bool = False,
-    ) -> None:
-        """Add a value of block functions, and choose the ranks of its blocks if inputs bind them.
-
-        ``needs`` has for each block, in row-major order, its blocks of ``inputs``. With ``once``,
-        only one rank may compute a block. A value that ``merges`` adds parts of sums.
-        """
-        sources = [self._blocks[each] for each in inputs]
+    def make(self, number: int, node: Node) -> None:
+        """Add the value of block functions, and choose the ranks of blocks if inputs bind them."""
+        value, needs = node.value, node.blocks()
+        sources = [self._blocks[each] for each in node.reads]
         joins = len(needs) <= 1 or any(len(needs) < len(each) for each in sources)
         found = {
             index: _Block(number, index, value.nbytes(index), [sources[at][n] for at, n in reads])
             for index, reads in needs.items()
         }
         self._values[number], self._blocks[number], blocks = value, found, found.values()
-        load = Counter[int]()
+        load = Counter[int]() if node.merges else None
         for block in blocks:
-            block.merges = merges
-            if merges and number in self._parts:
+            block.merges = node.merges
+            if node.merges and number in self._parts:
                 block.shared = True  # its readers do without it
-            elif merges:
-                self._choose(block, self._merged(block), joins=joins, once=once, load=load)
-            else:
-                self._choose(block, block.reads, joins=joins, once=once)
+                continue
+            reads = self._merged(block) if node.merges else block.reads
+            self._choose(block, reads, joins=joins, once=node.once, load=load)
         for block in blocks:
             if block.home is not None and not block.shared:
                 self._compute(block, block.home)
@@ -167,12 +152,8 @@ class Placement:
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
         ranks = {index: block.ranks for index, block in self._blocks[number].items()}
-        groups: dict[Index, tuple[Index, ...]] = {}
-        for index, block in self._blocks[number].items():
-            if block.into is not None:
-                first = block.into.index
-                groups[first] = (*groups.get(first, (first,)), index)
-        return Making(ranks, tuple(self._shipments[number]), tuple(groups.values()))
+        groups = (each.merged for each in self._blocks[number].values() if each.merged)
+        return Making(ranks, tuple(self._shipments[number]), tuple(map(tuple, groups)))
 
     def _merged(self, block: _Block) -> list[_Block]:
         """Let each rank merge its parts for a block; return the parts that are left."""
@@ -183,8 +164,9 @@ class Placement:
             if part.is_bound and part.value in self._parts:
                 first = firsts.setdefault((part.value, part.ranks[0]), part)
                 if first is not part:
-                    part.into = first
-        return [part for part in parts if part.into is None]
+                    part.is_merged = True
+                    first.merged = [*(first.merged or [first.index]), part.index]
+        return [part for part in parts if not part.is_merged]
 
     def _choose(
         self,
@@ -239,7 +221,7 @@ class Placement:
             for read in block.reads:
                 if not read.is_bound:
                     missing.append(read)
-                elif rank not in read.ranks and read.into is None:
+                elif rank not in read.ranks and not read.is_merged:
                     shipment = Shipment(read.value, read.index, read.ranks[0], rank)
                     self._shipments[block.value][shipment] = None
 

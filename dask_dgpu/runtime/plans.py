@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -25,18 +24,15 @@ from numpy.typing import NDArray
 from dask_dgpu.kernels.device.host import KEPT_BYTES
 from dask_dgpu.operations import OPERATIONS, Cost
 from dask_dgpu.operations.operation import Node, Placed, Request, Shipment, shipped_to
-from dask_dgpu.runtime.placement import MOST_PARTS, Block, Making, Placement
+from dask_dgpu.runtime.placement import MOST_PARTS, Making, Placement
 from dask_dgpu.runtime.program import Program
 from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import Bare, Index, dealt
+from graph_opt.model.recipe import Block
 
 Owners = Sequence[Sequence[int]]
 """The ranks of each input's blocks, in row-major order."""
 
-Held = tuple[tuple[int, ...], ...]
-"""The same, as a key."""
-
-NOTHING_BESIDE: Mapping[int, Beside] = MappingProxyType({})
 KEPT_PLANS = 32
 """Number of plans that the process of a planner keeps."""
 
@@ -91,7 +87,7 @@ def plans(program: Program, owners: Owners, size: int) -> Plans:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _settled(program: Program, held: Held, size: int) -> Plans:
+def _settled(program: Program, held: Owners, size: int) -> Plans:
     """Plan a program whose inputs move first if several collectives read them, and it pays."""
     stay, readers = _staying(program, held, size), _readers(program)
     home = tuple(
@@ -135,7 +131,7 @@ def _seconds(program: Program, planned: Plans, size: int) -> float:
 
 
 @lru_cache(maxsize=KEPT_PLANS)
-def _staying(program: Program, held: Held, size: int) -> Plans:
+def _staying(program: Program, held: Owners, size: int) -> Plans:
     """Plan a program whose inputs stay where they are."""
     placement = Placement(size, program.parts)
     given = enumerate(zip(program.inputs, held, strict=True))
@@ -145,8 +141,7 @@ def _staying(program: Program, held: Held, size: int) -> Plans:
     collectives: dict[int, Any] = {}
     for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         if node.operation is None:
-            needs = node.blocks()
-            placement.make(number, node.value, node.reads, needs, node.once, merges=node.merges)
+            placement.make(number, node)
             continue
         own = program.made(ending)
         inputs = tuple(replace(placement.placed(each), spent=each in own) for each in node.reads)
@@ -187,7 +182,7 @@ def peak(
     planned: Plans,
     size: int,
     costs: Mapping[int, Cost],
-    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+    beside: Mapping[int, Beside] = MappingProxyType({}),
     lasting: Collection[int] = (),
     threads: int = 1,
 ) -> tuple[int, int, int]:
@@ -237,9 +232,6 @@ def _bytes(program: Program, planned: Plans, size: int) -> NDArray[np.int64]:
 
 
 def _largest_block(program: Program, node: Node) -> int:
-    """Return the bytes of the largest block that a node reads or makes."""
-    reads = (
-        (program.values[node.reads[at]], index) for blocks in node.needs for at, index in blocks
-    )
-    made = ((node.value, index) for index in node.value.indices())
-    return max((value.nbytes(index) for value, index in chain(made, reads)), default=0)
+    """Return the bytes of the largest block of a node's result or of what it reads."""
+    values = [node.value, *(program.values[number] for number in node.reads)]
+    return max((value.nbytes(index) for value in values for index in value.indices()), default=0)

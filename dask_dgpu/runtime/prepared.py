@@ -27,9 +27,6 @@ from graph_opt.model.recipe import Block, Call
 Together = Callable[[Sequence[Sequence[Any]]], list[Any]]
 """A function of the arguments of many calls."""
 
-Here = tuple[int, str]
-"""A rank, and the type of arrays on its device."""
-
 
 @dataclass(frozen=True)
 class Functions:
@@ -50,30 +47,26 @@ class Functions:
     merges: bool = False
 
     @classmethod
-    def of(cls, program: Program, plans: Plans, number: int, here: Here) -> Functions:
-        """Return a rank's calls for a value."""
-        rank, container = here
+    def of(
+        cls, program: Program, plans: Plans, number: int, rank: int, container: str
+    ) -> Functions:
+        """Return a rank's calls for a value; ``container`` are the arrays of its device."""
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
         moved = [each for each in making.shipments if rank in (each.source, each.target)]
+        functions = {id(call.function): call.function for call in calls.values()}
+        (function,) = functions.values() if len(functions) == 1 else (None,)
         return cls(
             len(node.needs),
             shippings(moved, rank, known_blocks(program, moved, container)),
             calls,
             node.value.container == NUMPY != container,
             node.once or any(call.copied for call in calls.values()),
-            _together(calls.values()),
+            getattr(function, "together", None),  # of a function that all calls share
             tuple(group for group in making.groups if rank in making.ranks[group[0]]),
             node.merges,
         )
-
-
-def _together(calls: Collection[Call]) -> Together | None:
-    """Return the method of a function that all calls share which computes many blocks at once."""
-    functions: list[Any] = [call.function for call in calls]
-    alike = all(function is functions[0] for function in functions)
-    return getattr(functions[0], "together", None) if functions and alike else None
 
 
 class Declared(NamedTuple):
@@ -108,10 +101,9 @@ class Operating:
 
     @classmethod
     def of(
-        cls, program: Program, plans: Plans, number: int, here: Here, own: Collection[int]
+        cls, program: Program, plans: Plans, number: int, rank: int, own: Collection[int]
     ) -> Operating:
         """Return a rank's part of a collective; some inputs are its ``own``."""
-        rank, _ = here
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
         inputs = (Declared.of(program, plans, each, rank, each in own) for each in node.reads)
@@ -192,20 +184,12 @@ def shippings(
 
 def _stretches(program: Program, steps: Sequence[Step]) -> Iterator[Stretch]:
     """Yield steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
-    groups: list[tuple[bool, list[Step]]] = []
     for recordable, group in groupby(steps, key=lambda step: step.is_recordable):
-        some = list(group)
-        recordable = recordable and len(some) >= LEAST_RECORDED
-        if groups and not (recordable or groups[-1][0]):
-            groups[-1][1].extend(some)
-        else:
-            groups.append((recordable, some))
-    for recordable, some in groups:
+        some = tuple(group)
         made = {step.number for step in some}
         reads = chain.from_iterable(program.numbered[number].reads for number in made)
-        yield Stretch(
-            tuple(some), tuple(dict.fromkeys(x for x in reads if x not in made)), recordable
-        )
+        before = dict.fromkeys(number for number in reads if number not in made)
+        yield Stretch(some, tuple(before), recordable and len(some) >= LEAST_RECORDED)
 
 
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
@@ -214,11 +198,10 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
     steps = list[Step]()
     for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         before = shippings(plans.moves.get(number, ()), rank)
-        here = rank, container
         if node.operation is None:
-            work: Functions | Operating = Functions.of(program, plans, number, here)
+            work: Functions | Operating = Functions.of(program, plans, number, rank, container)
         else:
-            work = Operating.of(program, plans, number, here, program.made(ending))
+            work = Operating.of(program, plans, number, rank, program.made(ending))
         action = "transfer" if node.operation == "rechunk" else "compute"
         steps.append(Step(number, action, before, work, tuple(ending)))
     results = (

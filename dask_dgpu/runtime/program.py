@@ -25,10 +25,9 @@ from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Index
 from graph_opt.model.piece import Wanted, label_of
-from graph_opt.model.recipe import Call, Kinds, Recipe
+from graph_opt.model.recipe import Call, Recipe
 from graph_opt.model.tokens import numbered, restored
 
-Array = Any
 Key = tuple[Any, ...]
 
 
@@ -122,11 +121,6 @@ class Program(Bare):
     def values(self) -> tuple[Value, ...]:
         """All values in order."""
         return (*self.inputs, *(node.value for node in self.nodes))
-
-    @cached_property
-    def kinds(self) -> Kinds:
-        """The dtypes of all values, and their numbers of axes."""
-        return {at: (value.dtype, len(value.cuts)) for at, value in enumerate(self.values)}
 
     @cached_property
     def places(self) -> tuple[Sequence[Index], ...]:

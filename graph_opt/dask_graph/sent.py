@@ -120,24 +120,22 @@ class SentGraph(HighLevelGraph):
         sources = [key for n, x in tables.items() if not graph.dependencies[n] for key in x]
         return cls(*numbered(text), tuple(arrays), sources)
 
-    def open(self) -> tuple[HighLevelGraph, list[Key]]:
-        """Return the graph with numbered tokens and no data, and its requested keys."""
-        return self._opened(self.text, blank=True)
+    def open(self, *, real: bool = False) -> tuple[HighLevelGraph, list[Key]]:
+        """Return the graph and its requested keys, with numbered tokens and no data or the real."""
+        text = self.restored(self.text) if real else self.text
+        layers, needed, keys = opened(text, self.arrays, blank=not real)
+        names = [name for name, _ in layers]
+        read = ({names[at] for at in numbers} for numbers in needed)
+        return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
 
     def restored(self, data: bytes) -> bytes:
         """Return pickled data about this graph with real tokens instead of numbered ones."""
         return restored(data, self.tokens)
 
-    def _opened(self, text: bytes, *, blank: bool = False) -> tuple[HighLevelGraph, list[Key]]:
-        layers, needed, keys = opened(text, self.arrays, blank=blank)
-        names = [name for name, _ in layers]
-        read = ({names[at] for at in numbers} for numbers in needed)
-        return HighLevelGraph(dict(layers), dict(zip(names, read, strict=True))), keys
-
     def __getattr__(self, name: str) -> Any:
         if name not in HighLevelGraph.__annotations__ or "layers" in vars(self):
             raise AttributeError(name)
-        vars(self).update(vars(self._opened(self.restored(self.text))[0]))
+        vars(self).update(vars(self.open(real=True)[0]))
         return getattr(self, name)
 
     def __reduce__(self) -> Any:

@@ -12,7 +12,6 @@ Array = Any
 Block = tuple[int, Index]
 """The number of an array, and the place of its block."""
 
-
 Kinds = Mapping[int, tuple[str, int]]
 """The dtypes of arrays, and their numbers of axes."""
 

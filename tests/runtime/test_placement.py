@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.operations.operation import Shipment, Value
+from dask_dgpu.operations.operation import Node, Shipment, Value
 from dask_dgpu.runtime.placement import PARCEL, SMALL, Placement
 from graph_opt.model.layout import Layout
 
@@ -37,10 +37,8 @@ def make(
 ) -> None:
     """Make each block of blocks that are given by name and place."""
     inputs = sorted({need for blocks in needs.values() for need, _ in blocks})
-    numbered = {
-        index: [(inputs.index(need), at) for need, at in blocks] for index, blocks in needs.items()
-    }
-    placement.make(name, value, inputs, numbered, once)
+    numbered = [tuple((inputs.index(need), at) for need, at in each) for each in needs.values()]
+    placement.make(name, Node(None, tuple(inputs), value, needs=tuple(numbered), once=once))
 
 
 def test_elementwise_work_stays_where_its_blocks_are() -> None:

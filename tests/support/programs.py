@@ -166,6 +166,7 @@ def joined(blocks: Mapping[Key, Any], keys: Sequence[Any]) -> Any:
 def returned_by(launch: Launch) -> Iterator[Any]:
     """Yield what is known of the first block of each node of Dask's that reads another."""
     program = launch.program
+    kinds = {at: (value.dtype, len(value.cuts)) for at, value in enumerate(program.values)}
     for number, node in program.numbered.items():
         if node.operation is None and node.reads:
-            yield program.blockworks[number].returned(node.value.indices()[0], program.kinds)
+            yield program.blockworks[number].returned(node.value.indices()[0], kinds)
