@@ -48,7 +48,8 @@ class Span:
     on a GPU without NCCL.
 
     A step of a recording is ``recorded``: the number of steps, and the device's seconds of all. Its
-    first step has these seconds, the others none.
+    first step has these seconds, the others none. ``detail`` is what its operation returned besides
+    blocks, pickled; spans do not have it before they are shown.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Span:
     exposed: float | None = None
     sent_bytes: int = 0
     recorded: tuple[int, float] | None = None
+    detail: bytes | None = None
 
     @property
     def seconds(self) -> float:

@@ -34,33 +34,6 @@ TRANSFERS = "transfers"
 """The track of Dask's transfers, which no thread makes."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of a gang's run: the times of the slowest rank, and the bytes of all ranks.
-
-    ``nbytes`` are those of the result, ``sent_bytes`` those that ranks sent to each other.
-    ``hidden`` and ``exposed`` are the seconds of this rank's transfers, ``None`` if they are not
-    known. ``detail`` is that of the operation, pickled. ``recorded`` are the steps of a recording
-    that it is in, and their seconds, which its first step has.
-    """
-
-    name: str
-    seconds: float
-    nbytes: int
-    hidden: float | None = None
-    exposed: float | None = None
-    detail: bytes | None = None
-    sent_bytes: int = 0
-    recorded: tuple[int, float] | None = None
-
-    @classmethod
-    def of(cls, span: Span) -> Step:
-        """Return the step with this span."""
-        facts = span.nbytes, span.hidden, span.exposed
-        sent, recorded = span.sent_bytes, span.recorded
-        return cls(label(span.name), span.seconds, *facts, sent_bytes=sent, recorded=recorded)
-
-
 class Event(NamedTuple):
     """Work on a ``track``, such as a thread, of a ``lane``: a worker, or a rank of this process.
 
@@ -102,7 +75,7 @@ class Row:
     network_seconds: float = 0.0
     product_seconds: float = 0.0
 
-    def add_transfers(self, step: Step, ranks: int, saved: int, machine: Machine) -> None:
+    def add_transfers(self, step: Span, ranks: int, saved: int, machine: Machine) -> None:
         """Add the times and the bytes of a step."""
         hidden, exposed = (
             (0.0 if ranks == 1 else nan) if each is None else each
@@ -183,11 +156,12 @@ class Recording:
             self.gangs += 1
             before = ""
             for at, each in enumerate(zip(*spans.values(), strict=False)):
-                step = Step.of(Span.joined(each))
-                word = words[at] if at < len(words) and _is(step, launch, at) else step.name
+                step = Span.joined(each)
+                name = label(step.name)
+                word = words[at] if at < len(words) and _is(name, launch, at) else name
                 row = self._row(word, GANG)
                 saved = 0
-                if word != step.name:
+                if word != name:
                     number, node = numbered[at]
                     row.calls += word != before or node.operation is not None
                     saved = _saved(details.get(launch.names[number]))
@@ -283,9 +257,9 @@ def words_of(launch: Launch) -> list[str]:
     ]
 
 
-def _is(step: Step, launch: Launch, at: int) -> bool:
+def _is(step: str, launch: Launch, at: int) -> bool:
     """Return whether a step is that of a program, and not several in one."""
-    return step.name == label(launch.names[len(launch.program.inputs) + at])
+    return step == label(launch.names[len(launch.program.inputs) + at])
 
 
 def _flops(node: Node, plan: Any) -> float:

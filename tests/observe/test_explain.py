@@ -18,7 +18,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.explain import Explanation
 from dask_dgpu.observe.explain.operations import Operation
-from dask_dgpu.runtime.recording import Step
+from dask_dgpu.runtime.execute import Span
 
 X = da.ones((12, 12), chunks=3)
 TALL = da.ones((12, 2), chunks=(3, 2))
@@ -138,7 +138,7 @@ def test_tasks_add_up_to_the_total() -> None:
 @pytest.mark.parametrize("exposed", [1.5, 0.0, None])
 def test_transfers_of_a_step(product: Explanation, exposed: float | None) -> None:
     last = product.operations[-1]
-    step = Step("mul", 2.0, 8, 0.25, exposed, sent_bytes=64)
+    step = Span("mul", "compute", 0.0, 2.0, 8, 0.25, exposed, sent_bytes=64)
     made = (*product.operations[:-1], last.with_run([step]))
     found = replace(product, runs=((step,),), operations=made, timed=True)
     assert (made[-1].measured, made[-1].exposed, made[-1].sent_bytes) == (2.0, exposed, 64)
@@ -151,7 +151,8 @@ def test_transfers_of_a_step(product: Explanation, exposed: float | None) -> Non
 
 def test_a_recording_has_one_time_and_its_steps_none(product: Explanation) -> None:
     first, last = (
-        Step(name, seconds, 8, recorded=(12, 0.5)) for name, seconds in (("a", 0.5), ("mul", 0.0))
+        Span(name, "compute", 0.0, seconds, 8, recorded=(12, 0.5))
+        for name, seconds in (("a", 0.5), ("mul", 0.0))
     )
     ones, matmul = (
         each.with_run([step]) for each, step in zip(product.operations, (first, last), strict=True)

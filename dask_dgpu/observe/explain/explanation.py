@@ -21,7 +21,7 @@ from graph_opt.model.layout import Declined
 from graph_opt.model.piece import Piece, Region
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime.recording import Step
+    from dask_dgpu.runtime.execute import Span
 
 DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
@@ -41,7 +41,7 @@ class Explanation(Shown):
         The pieces that run in a gang, each predicted on its own.
     regions : tuple of (Region, Prediction)
         The gangs. Each runs pieces, and Dask's work between them, as one program.
-    runs : tuple of tuple of Step
+    runs : tuple of tuple of Span
         For each gang the steps of its last run, with ``measured=True``.
     declined : tuple of Declined
         The recognised pieces that are left to Dask, each with one reason.
@@ -74,7 +74,7 @@ class Explanation(Shown):
     enabled: bool
     rewritten: tuple[tuple[Piece, Prediction], ...] = ()
     regions: tuple[tuple[Region, Prediction], ...] = ()
-    runs: tuple[tuple[Step, ...], ...] = ()
+    runs: tuple[tuple[Span, ...], ...] = ()
     declined: tuple[Declined, ...] = ()
     failures: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from graph_opt.model.names import LEVEL, label
 from graph_opt.model.reader import OPTED_OUT, DescribedReader, Step
 
 if TYPE_CHECKING:
-    from dask_dgpu.runtime import recording
+    from dask_dgpu.runtime.execute import Span
 
 GANG, FUSED, DASK = "gang", "fused", "Dask"
 """What computes an operation."""
@@ -86,7 +86,7 @@ class Operation:
     exposed: float | None = None
     sent_bytes: int | None = None
 
-    def with_run(self, steps: Iterable[recording.Step]) -> Operation:
+    def with_run(self, steps: Iterable[Span]) -> Operation:
         """Return the operation with the measured values of its steps."""
         found = list(steps)
         if not found:
@@ -116,7 +116,7 @@ class Finder:
         self,
         rewriting: Rewriting[DescribedReader],
         outside: Plain,
-        runs: Sequence[Sequence[recording.Step]],
+        runs: Sequence[Sequence[Span]],
     ) -> None:
         reader, regions = rewriting.reader, rewriting.regions
         self._rewriting, self._outside, self._runs, self._reader = rewriting, outside, runs, reader

@@ -17,15 +17,15 @@ from graph_opt.model.piece import Region
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
-    from dask_dgpu.runtime.recording import Step
+    from dask_dgpu.runtime.execute import Span
 
 
-def last_runs(regions: Iterable[Region]) -> tuple[tuple[Step, ...], ...]:
+def last_runs(regions: Iterable[Region]) -> tuple[tuple[Span, ...], ...]:
     """Return the steps of the last run of each region, none if there was no run lately."""
     return tuple(_ask("last", [region.wanted for region in regions]))
 
 
-def runs_of(names: Collection[str]) -> list[list[tuple[str, list[Step]]]]:
+def runs_of(names: Collection[str]) -> list[list[tuple[str, list[Span]]]]:
     """Return the last runs that made arrays with these names: users' words, each with its steps."""
     found: list[Any] = _ask("made", [sorted(names)])[0]
     return found
@@ -45,13 +45,13 @@ def _records(method: str, arguments: list[Any], dask_scheduler: Scheduler) -> li
     return [*map(getattr(plugin.records, method), arguments)]
 
 
-def sent_of(step: Step) -> Sent | None:
+def sent_of(step: Span) -> Sent | None:
     """Return what a product with another form of messages has sent, None for other steps."""
     found = None if step.detail is None else pickle.loads(step.detail)
     return found if isinstance(found, Sent) else None
 
 
-def notes(step: Step) -> str:
+def notes(step: Span) -> str:
     """Return what a product with another form of messages has sent, in words."""
     sent = sent_of(step)
     if sent is None:

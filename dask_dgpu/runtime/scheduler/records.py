@@ -18,7 +18,7 @@ from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.recording import Found, Recording, Step, words_of
+from dask_dgpu.runtime.recording import Found, Recording, words_of
 from dask_dgpu.runtime.scheduler.states import MEASUREMENT, RUNS
 from graph_opt.dask_graph.internals import Task
 from graph_opt.model.names import is_gang, label
@@ -46,9 +46,12 @@ class _Record(NamedTuple):
     details: Mapping[str, bytes]
 
     @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps with what their operations returned."""
-        return tuple(replace(Step.of(s), detail=self.details.get(s.name)) for s in self.spans)
+    def steps(self) -> tuple[Span, ...]:
+        """The steps by the labels of their layers, with what their operations returned."""
+        return tuple(
+            replace(span, name=label(span.name), detail=self.details.get(span.name))
+            for span in self.spans
+        )
 
 
 class Records:
@@ -80,12 +83,12 @@ class Records:
         }
         self.scheduler.log_event(RUNS, event)
 
-    def last(self, wanted: Wanted) -> tuple[Step, ...]:
+    def last(self, wanted: Wanted) -> tuple[Span, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
         found = [record for record in self._records.values() if _has(record.launch.outputs, wanted)]
         return found[-1].steps if found else ()
 
-    def made(self, names: Collection[str]) -> list[list[tuple[str, list[Step]]]]:
+    def made(self, names: Collection[str]) -> list[list[tuple[str, list[Span]]]]:
         """Return the last runs that made arrays of these names: users' words, each with its steps.
 
         Steps of one operation are together, at the place of its last one.
@@ -105,12 +108,12 @@ class Records:
         return next(filter(None, reversed(found)), None)
 
 
-def _by_operation(record: _Record) -> list[tuple[str, list[Step]]]:
+def _by_operation(record: _Record) -> list[tuple[str, list[Span]]]:
     launch, steps = record.launch, record.steps
     known = launch.operations or [(word, -1) for word in words_of(launch)]
     if len(known) != len(steps):  # several steps in one
         known = [(step.name, -1) for step in steps]
-    found: dict[tuple[str, int], tuple[str, list[Step]]] = {}
+    found: dict[tuple[str, int], tuple[str, list[Span]]] = {}
     for at, ((word, number), step) in enumerate(zip(known, steps, strict=True)):
         key = (word, number) if number >= 0 else (word, -1 - at)
         _, before = found.pop(key, (word, []))
