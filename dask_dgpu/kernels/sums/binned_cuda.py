@@ -56,6 +56,7 @@ TYPES = {
 
 CONSTANTS = f"""
 typedef long long Long;
+typedef unsigned long long Word;
 constexpr int THREADS = {THREADS};
 #define TOO_LARGE 8.452712498170644e+270  // 2**900: larger numbers are not added to others
 constexpr int LIMBS = {LIMBS}, LOWEST = {binned.LOWEST};
@@ -64,7 +65,7 @@ constexpr int NOT_A_NUMBER = {binned.NOT_A_NUMBER};
 constexpr int NONE = -(1 << 20);  // the level without numbers
 """
 
-READING = r"""
+SOURCE = r"""
 constexpr int WIDTH = 16 / sizeof(Value);  // numbers of a vector
 constexpr int DEEP = 4;  // vectors that a thread adds at a time, while it loads as many more
 
@@ -75,50 +76,17 @@ __device__ __forceinline__ void split(const double2 two, double* lane) {
     lane[0] = two.x; lane[1] = two.y;
 }
 
-template <int LANES> struct Vector {
-    Value lane[LANES];
+struct Vector {
+    Value lane[WIDTH];
     __device__ __forceinline__ void read(const Value* values, Long which) {
         split(__ldcs(reinterpret_cast<const Values*>(values) + which), lane);
     }
 };
 
 // For each number j of each of several vectors k.
-#define EACH_NUMBER(k, j)                                \
-    _Pragma("unroll") for (int k = 0; k < SEVERAL; ++k)  \
-    _Pragma("unroll") for (int j = 0; j < LANES; ++j)
-
-// Has lanes.take(vectors) for several vectors of this thread at a time, the rest as zeros.
-template <typename Lanes>
-__device__ __forceinline__ void read_all(const Value* values, Long length, Lanes& lanes) {
-    const Long vectors = length / WIDTH, step = (Long) gridDim.x * THREADS;
-    Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
-    Vector<WIDTH> read[DEEP], next[DEEP];
-    if (at + (DEEP - 1) * step < vectors) {
-        #pragma unroll
-        for (int k = 0; k < DEEP; ++k) next[k].read(values, at + k * step);
-    }
-    for (; at + (DEEP - 1) * step < vectors; at += DEEP * step) {
-        const bool more = at + (2 * DEEP - 1) * step < vectors;
-        #pragma unroll
-        for (int k = 0; k < DEEP; ++k) {
-            read[k] = next[k];
-            if (more) next[k].read(values, at + (DEEP + k) * step);
-        }
-        lanes.take(read);
-    }
-    if (at <= vectors) {
-        #pragma unroll
-        for (int k = 0; k < DEEP; ++k, at += step)
-            #pragma unroll
-            for (int j = 0; j < WIDTH; ++j)
-                read[k].lane[j] = at * WIDTH + j < length ? values[at * WIDTH + j] : (Value) 0;
-        lanes.take(read);
-    }
-}
-"""
-
-SOURCE = r"""
-typedef unsigned long long Word;
+#define EACH_NUMBER(k, j)                            \
+    _Pragma("unroll") for (int k = 0; k < DEEP; ++k) \
+    _Pragma("unroll") for (int j = 0; j < WIDTH; ++j)
 
 struct Sums {
     Word* limbs;            // of one sum
@@ -150,10 +118,6 @@ __device__ __noinline__ void deposit_number(Sums to, double value) {
     deposit(to, bits < 0 ? -mantissa : mantissa, exponent ? exponent - 1 : 0);
 }
 
-__device__ __forceinline__ Long mantissa_of(double cut, int level) {
-    return (Long) ldexp(cut, -level);
-}
-
 constexpr int DIGITS = 42;      // of a part: a thread block adds up to 2**20 parts in 64 bits
 constexpr int COUNT_BITS = 11;  // digits of a double beyond those of a part
 constexpr int ROUND = 4;        // levels are multiples, so that threads usually share them
@@ -161,9 +125,7 @@ constexpr int LOWEST_TOP = sizeof(Value) == 4 ? -120 : -960;  // the lowest firs
 
 // Whether all numbers are zero, or of a size of which the first level holds all digits.
 // A double has more digits than a level.
-template <int LANES, int SEVERAL>
-__device__ __forceinline__ bool all_within(const Vector<LANES> (&read)[SEVERAL],
-                                           Value least, Value limit) {
+__device__ __forceinline__ bool all_within(const Vector (&read)[DEEP], Value least, Value limit) {
     if (sizeof(Value) == 8) return false;
     unsigned int smallest = ~0u, largest = 0;
     EACH_NUMBER(k, j) {
@@ -175,9 +137,9 @@ __device__ __forceinline__ bool all_within(const Vector<LANES> (&read)[SEVERAL],
 }
 
 // The parts of a thread's numbers, which are of some adjacent columns.
-template <int LANES, int SEVERAL> struct Cuts {
-    static constexpr int ENTRIES = THREADS * LANES;
-    double first[LANES] = {}, second[LANES] = {}, big = 0.0, small = 0.0;
+struct Cuts {
+    static constexpr int ENTRIES = THREADS * WIDTH;
+    double first[WIDTH] = {}, second[WIDTH] = {}, big = 0.0, small = 0.0;
     Value limit = 0;  // numbers are smaller
     Value least = 0;  // of a float as large, the first level has all digits
     int high = 0, count = 0;
@@ -187,7 +149,6 @@ template <int LANES, int SEVERAL> struct Cuts {
     unsigned int* special;
     Long before;  // entries of other blocks
 
-    __device__ __forceinline__ int entry(int lane) const { return own + lane; }
     __device__ __forceinline__ Sums sums(int entry) const {
         const Long column = (before + entry) % columns;
         return {limbs + column * LIMBS, special + column};
@@ -195,9 +156,9 @@ template <int LANES, int SEVERAL> struct Cuts {
 
     __device__ __forceinline__ void spill() {
         #pragma unroll
-        for (int j = 0; j < LANES; ++j) {
-            firsts[entry(j)] += mantissa_of(first[j], high);
-            seconds[entry(j)] += mantissa_of(second[j], high - 1 - DIGITS);
+        for (int j = 0; j < WIDTH; ++j) {
+            firsts[own + j] += (Long) ldexp(first[j], -high);
+            seconds[own + j] += (Long) ldexp(second[j], 1 + DIGITS - high);
             first[j] = second[j] = 0.0;
         }
         count = 0;
@@ -210,14 +171,14 @@ template <int LANES, int SEVERAL> struct Cuts {
     }
 
     // Levels for numbers of which some are too large for those there are.
-    __device__ __forceinline__ void raise(Vector<LANES> (&read)[SEVERAL]) {
+    __device__ __forceinline__ void raise(Vector (&read)[DEEP]) {
         double largest = 0.0;
         EACH_NUMBER(k, j) {
             const double value = (double) read[k].lane[j];
             if (fabs(value) < TOO_LARGE) {
                 largest = fmax(largest, fabs(value));
             } else {
-                deposit_number(sums(entry(j)), value);
+                deposit_number(sums(own + j), value);
                 read[k].lane[j] = 0;
             }
         }
@@ -233,13 +194,13 @@ template <int LANES, int SEVERAL> struct Cuts {
     __device__ __forceinline__ void lift(int by) {
         constexpr int GAP = 1 + DIGITS;
         #pragma unroll
-        for (int j = 0; j < LANES; ++j) {
-            Long &first = firsts[entry(j)], &second = seconds[entry(j)];
+        for (int j = 0; j < WIDTH; ++j) {
+            Long &first = firsts[own + j], &second = seconds[own + j];
             const bool near = by <= GAP;
             const Long kept = near ? first >> by : 0, more = near ? second >> by : 0;
             const Long left = first - (near ? kept << by : 0);
-            deposit(sums(entry(j)), second - (near ? more << by : 0), high - by - GAP - LOWEST);
-            if (!near) deposit(sums(entry(j)), left, high - by - LOWEST);
+            deposit(sums(own + j), second - (near ? more << by : 0), high - by - GAP - LOWEST);
+            if (!near) deposit(sums(own + j), left, high - by - LOWEST);
             first = kept;
             second = near ? more + (left << (GAP - by)) : 0;
         }
@@ -261,16 +222,16 @@ template <int LANES, int SEVERAL> struct Cuts {
     }
 
     // What the levels have no digits for.
-    __device__ __forceinline__ void rest(const Vector<LANES> (&read)[SEVERAL]) {
+    __device__ __forceinline__ void rest(const Vector (&read)[DEEP]) {
         EACH_NUMBER(k, j) {
             double value = (double) read[k].lane[j];
             value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, big), -big));
             value = __dadd_rn(value, -__dadd_rn(__dadd_rn(value, small), -small));
-            if (value != 0.0) deposit_number(sums(entry(j)), value);
+            if (value != 0.0) deposit_number(sums(own + j), value);
         }
     }
 
-    __device__ __forceinline__ void cut(Vector<LANES> (&read)[SEVERAL]) {
+    __device__ __forceinline__ void cut(Vector (&read)[DEEP]) {
         bool fits = true, whole = true;
         EACH_NUMBER(k, j) fits = fits & (fabs((double) read[k].lane[j]) < limit);
         if (!fits) raise(read);
@@ -286,24 +247,24 @@ template <int LANES, int SEVERAL> struct Cuts {
         if (!whole) rest(read);
     }
 
-    __device__ __forceinline__ void take(Vector<LANES> (&read)[SEVERAL]) {
+    __device__ __forceinline__ void take(Vector (&read)[DEEP]) {
         if (all_within(read, least, limit)) {
             EACH_NUMBER(k, j) first[j] = __dadd_rn(first[j], (double) read[k].lane[j]);
         } else {
             cut(read);
         }
-        count += SEVERAL;
-        if (count > (1 << COUNT_BITS) - SEVERAL) spill();
+        count += DEEP;
+        if (count > (1 << COUNT_BITS) - DEEP) spill();
     }
 
     // Adds the integers of each column by a tree: those of the same levels, the highest first.
     __device__ __forceinline__ void finish(int* highest) {
         bool waits = true;
-        Long mine[LANES], rest[LANES];
+        Long mine[WIDTH], rest[WIDTH];
         spill();
-        for (int j = 0; j < LANES; ++j) {
-            mine[j] = firsts[entry(j)];
-            rest[j] = seconds[entry(j)];
+        for (int j = 0; j < WIDTH; ++j) {
+            mine[j] = firsts[own + j];
+            rest[j] = seconds[own + j];
         }
         while (__syncthreads_or(waits)) {
             if (threadIdx.x == 0) *highest = NONE;
@@ -311,9 +272,9 @@ template <int LANES, int SEVERAL> struct Cuts {
             if (waits) atomicMax(highest, high);
             __syncthreads();
             const bool now = waits && high == *highest;
-            for (int j = 0; j < LANES; ++j) {
-                firsts[entry(j)] = now ? mine[j] : 0;
-                seconds[entry(j)] = now ? rest[j] : 0;
+            for (int j = 0; j < WIDTH; ++j) {
+                firsts[own + j] = now ? mine[j] : 0;
+                seconds[own + j] = now ? rest[j] : 0;
             }
             waits = waits && !now;
             __syncthreads();
@@ -330,20 +291,47 @@ template <int LANES, int SEVERAL> struct Cuts {
     }
 };
 
+// Takes several vectors of this thread at a time, the rest as zeros.
+__device__ __forceinline__ void read_all(const Value* values, Long length, Cuts& cuts) {
+    const Long vectors = length / WIDTH, step = (Long) gridDim.x * THREADS;
+    Long at = (Long) blockIdx.x * THREADS + threadIdx.x;
+    Vector read[DEEP], next[DEEP];
+    if (at + (DEEP - 1) * step < vectors) {
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k) next[k].read(values, at + k * step);
+    }
+    for (; at + (DEEP - 1) * step < vectors; at += DEEP * step) {
+        const bool more = at + (2 * DEEP - 1) * step < vectors;
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k) {
+            read[k] = next[k];
+            if (more) next[k].read(values, at + (DEEP + k) * step);
+        }
+        cuts.take(read);
+    }
+    if (at <= vectors) {
+        #pragma unroll
+        for (int k = 0; k < DEEP; ++k, at += step)
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j)
+                read[k].lane[j] = at * WIDTH + j < length ? values[at * WIDTH + j] : (Value) 0;
+        cuts.take(read);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 sum_columns(const Value* values, Word* limbs, unsigned int* special, Long length, int columns) {
-    typedef Cuts<WIDTH, DEEP> Own;
-    __shared__ Long firsts[Own::ENTRIES], seconds[Own::ENTRIES];
+    __shared__ Long firsts[Cuts::ENTRIES], seconds[Cuts::ENTRIES];
     __shared__ int highest;
     const int thread = threadIdx.x, own = WIDTH * thread;
-    Own cuts;
+    Cuts cuts;
     cuts.firsts = firsts;
     cuts.seconds = seconds;
     cuts.own = own;
     cuts.columns = columns;
     cuts.limbs = limbs;
     cuts.special = special;
-    cuts.before = (Long) blockIdx.x * Own::ENTRIES;
+    cuts.before = (Long) blockIdx.x * Cuts::ENTRIES;
     for (int j = 0; j < WIDTH; ++j) firsts[own + j] = seconds[own + j] = 0;
 
     // All threads begin with levels for the first number of each.
@@ -351,7 +339,7 @@ sum_columns(const Value* values, Word* limbs, unsigned int* special, Long length
     __syncthreads();
     const Long at = ((Long) blockIdx.x * THREADS + thread) * WIDTH;
     const double some = at < length ? fabs((double) values[at]) : 0.0;
-    atomicMax(&highest, Own::top_of(some < TOO_LARGE ? some : 0.0));
+    atomicMax(&highest, Cuts::top_of(some < TOO_LARGE ? some : 0.0));
     __syncthreads();
     cuts.level(highest);
     read_all(values, length, cuts);
@@ -365,12 +353,13 @@ def block_sum_cuda(block: Array, axes: Sequence[int]) -> Binned:
 
     The host does not wait for the sums of one run of a few columns.
     """
-    columns = columns_of(block, axes)
+    kind = block.shape, in_elements(block), tuple(axes), block.itemsize
+    columns = None if block.data.ptr % VECTOR_BYTES else _columns(*kind)
     return sum_digits(block, axes) if columns is None else _in_columns(block, columns)
 
 
 def _in_columns(block: Array, columns: Columns) -> Binned:
-    kernel = compiled(TYPES[block.dtype.name] + CONSTANTS + READING + SOURCE, "sum_columns")
+    kernel = compiled(TYPES[block.dtype.name] + CONSTANTS + SOURCE, "sum_columns")
     count = columns.columns
     most = NUMBERS * count
     begins = range(0, columns.length, most)
@@ -400,17 +389,11 @@ class Columns(NamedTuple):
     blocks: int  # number of thread blocks, a multiple of the columns
 
 
-def columns_of(x: Array, axes: Sequence[int]) -> Columns | None:
-    """Return the columns of a CuPy block; None if it is not one run of few columns."""
-    if x.data.ptr % VECTOR_BYTES:
-        return None
-    return _columns(x.shape, in_elements(x), tuple(axes), x.itemsize)
-
-
 @lru_cache(maxsize=1024)
 def _columns(
     shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...], itemsize: int
 ) -> Columns | None:
+    """Return the columns of a block; None if it is not one run of few columns."""
     form = form_of(shape, strides, axes)
     columns = form.kept[0].length if form.kept else 1
     near = not form.kept or (len(form.kept) == 1 and form.kept[0].stride == 1)
