@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.kernels.fused.nodes import FUNCTIONS, evaluate_nodes, viewed
+from dask_dgpu.kernels.fused.nodes import evaluate_nodes, viewed
 from dask_dgpu.kernels.fused.planning import Planner, Shape
 from dask_dgpu.kernels.fused.reductions import divisible
 from dask_dgpu.kernels.fused.tiles import TilePass
-from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Node, Reduce, View
+from graph_opt.model.expression import Apply, Cast, Constant, Expression, Input, Reduce, View
 
 Array = Any
 
@@ -49,15 +49,19 @@ def evaluate_host(
     shapes = _tiled_shapes(expression, blocks, elements)
     if shapes is None:
         return evaluate_nodes(expression, blocks)
-    nodes, results = expression.nodes, expression.results
+    known: dict[int, Array] = {}  # what needs no work
+    for at, node in enumerate(expression.nodes):
+        match node:
+            case Input(number):
+                known[at] = blocks[number]
+            case Constant(value):
+                known[at] = value
+            case View(argument, axes) if isinstance(known.get(argument), np.ndarray):
+                known[at] = viewed(known[argument], axes)
     planner = Planner(expression, shapes, [block.strides for block in blocks], elements)
-    found = {at: _view_of_input(nodes, at, blocks) for at in results}
-    views = {at: view for at, view in found.items() if view is not None}
-    passes = planner.passes({at for at in results if at not in views})
-    known: dict[int, Array] = {}
-    for plan in passes:
-        known |= TilePass(plan, nodes, blocks, known).run()
-    return tuple([views[at] if at in views else known[at] for at in results])
+    for plan in planner.passes({*expression.results} - known.keys()):
+        known |= TilePass(plan, expression.nodes, known).run()
+    return tuple([known[at] for at in expression.results])
 
 
 def _tiled_shapes(
@@ -76,7 +80,7 @@ def _tiled_shapes(
     sizes = [math.prod(shape) for shape in found]
     if max(sizes) < 2 * elements or not min(sizes):
         return None
-    if not all(map(_is_plain, blocks)) or not all(map(_is_known, expression.nodes)):
+    if not all(map(_is_plain, blocks)):
         return None
     reductions = [node for node in expression.nodes if isinstance(node, Reduce)]
     nodes = zip(expression.nodes, sizes, strict=True)
@@ -92,28 +96,4 @@ def _is_plain(block: Array) -> bool:
     Those of reversed views depend on shapes: NumPy has other loops for some of them.
     """
     known = type(block) is np.ndarray or isinstance(block, np.generic)
-    return known and _is_number(block.dtype) and min(block.strides, default=0) >= 0
-
-
-def _is_number(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biufc"
-
-
-def _is_known(node: Node) -> bool:
-    match node:
-        case Apply(function):
-            return function in FUNCTIONS
-        case Constant(value):
-            return value is None or (np.ndim(value) == 0 and _is_number(np.asarray(value).dtype))
-        case Cast(_, dtype):
-            return _is_number(np.dtype(dtype))
-    return True
-
-
-def _view_of_input(nodes: Sequence[Node], at: int, blocks: Sequence[Array]) -> Array | None:
-    """Return an input or a view of one, which need no work; None for another node."""
-    node = nodes[at]
-    if isinstance(node, View):
-        below = _view_of_input(nodes, node.argument, blocks)
-        return None if below is None else viewed(below, node.axes)
-    return blocks[node.at] if isinstance(node, Input) else None
+    return known and block.dtype.kind in "biufc" and min(block.strides, default=0) >= 0

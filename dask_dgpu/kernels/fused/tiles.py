@@ -16,7 +16,7 @@ import numpy as np
 from dask_dgpu.kernels.fused.nodes import node_value
 from dask_dgpu.kernels.fused.planning import Pass
 from dask_dgpu.kernels.fused.reductions import REDUCTIONS, Part, State
-from graph_opt.model.expression import Apply, Cast, Constant, Input, Node, Reduce, View
+from graph_opt.model.expression import Apply, Cast, Node, Reduce, View
 
 Array = Any
 VIEWS = ("real", "imag")
@@ -24,29 +24,22 @@ WITH_OUT = ("clip", "round")
 
 
 class TilePass:
-    """A pass on blocks, the inputs of the expression with these nodes.
+    """A pass of the expression with these nodes.
 
-    ``known`` are the reductions of earlier passes.
+    ``known`` are the values of blocks, constants, and reductions of earlier passes.
     """
 
-    def __init__(
-        self,
-        plan: Pass,
-        nodes: Sequence[Node],
-        blocks: Sequence[Array],
-        known: Mapping[int, Array],
-    ) -> None:
+    def __init__(self, plan: Pass, nodes: Sequence[Any], known: Mapping[int, Array]) -> None:
         self.plan = plan
         self.nodes = [nodes[step.node] for step in plan.steps]  # by step, as all that follows
         self.shared: dict[int, Array] = {}  # values of all tiles
         self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
-        for at, (step, node) in enumerate(zip(plan.steps, self.nodes, strict=True)):
+        for at, step in enumerate(plan.steps):
             if not step.arguments:
-                leaf = _leaf(node, step.node, blocks, known)
-                (self.shared if step.axis is None else self.sliced)[at] = leaf
+                (self.shared if step.axis is None else self.sliced)[at] = known[step.node]
         self.sums = {root: Sums(nodes[root], plan) for root in plan.merged}
         self.targets = {at for root, at in plan.roots.items() if root not in self.sums}
-        self.results = {at: self.shared[at] for at in self.targets & self.shared.keys()}
+        self.results: dict[int, Array] = {}
         self.last = self._last_uses()
         # functions of steps with their buffers; None stands for the memory of a result
         self.bound: dict[int, tuple[Callable[..., Any], Array | None]] = {}
@@ -141,9 +134,7 @@ class Sums:
     Parts of equally many tiles are merged in pairs, as in NumPy's pairwise summation.
     """
 
-    def __init__(self, node: Node, plan: Pass) -> None:
-        if not isinstance(node, Reduce):
-            raise TypeError(f"expected a reduction, got {node}")
+    def __init__(self, node: Reduce, plan: Pass) -> None:
         self.node, self.plan, self.reduction = node, plan, REDUCTIONS[node.function]
         self.states: list[State] = []
         self.added = 0
@@ -170,15 +161,6 @@ class Sums:
 
     def _merge(self) -> None:
         self.states[-2:] = [self.reduction.merge(self.states[-2:])]
-
-
-def _leaf(node: Node, at: int, blocks: Sequence[Array], known: Mapping[int, Array]) -> Array:
-    match node:
-        case Input(number):
-            return blocks[number]
-        case Constant(value):
-            return value
-    return known[at]
 
 
 def _is_view(node: Node) -> bool:
