@@ -56,14 +56,20 @@ class Trace:
         samples = [self.samples[of] for of in node.arguments]
         with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
             sample = node_value(node, samples)
-        return self._append(node, sample)
+        return self.append(node, sample)
+
+    def append(self, node: Node, sample: Any) -> Traced:
+        """Add a node with its sample."""
+        self.nodes.append(node)
+        self.samples.append(sample)
+        return Traced(self, len(self.nodes) - 1)
 
     def lift(self, value: Any) -> int:
         """Return the node of an operand."""
         if isinstance(value, Traced):
             return value.node if value.trace is self else self.refuse("traces are mixed")
         if value is None or isinstance(value, bool | int | float | complex | np.generic):
-            return self._append(Constant(value), value).node
+            return self.append(Constant(value), value).node
         if type(value) is np.ndarray:
             self.captured.append(value)
             return self._input(self.arguments + len(self.captured) - 1, value).node
@@ -104,12 +110,7 @@ class Trace:
         return Expression(tuple(self.nodes), tuple(map(self.lift, results)))
 
     def _input(self, at: int, array: Array) -> Traced:
-        return self._append(Input(at), np.ones((1,) * array.ndim, array.dtype))
-
-    def _append(self, node: Node, sample: Any) -> Traced:
-        self.nodes.append(node)
-        self.samples.append(sample)
-        return Traced(self, len(self.nodes) - 1)
+        return self.append(Input(at), np.ones((1,) * array.ndim, array.dtype))
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:

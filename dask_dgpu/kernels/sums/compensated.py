@@ -13,17 +13,17 @@ number, so that the host need not look at any sum; a CPU only if a sum of a bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_dgpu.kernels.fused import called, evaluate
+from dask_dgpu.kernels.fused import called
 from dask_dgpu.kernels.fused.device_functions import TYPES
-from dask_dgpu.kernels.fused.tracer import Trace
+from dask_dgpu.kernels.fused.tracer import Traced
 from dask_dgpu.kernels.sums.conversion import as_real, in_parts, narrowed, parts_of
 from dask_dgpu.kernels.sums.lanes import steps_of
-from graph_opt.model.expression import Expression, Reduce
+from graph_opt.model.expression import Reduce
 
 Array = Any
 
@@ -97,7 +97,7 @@ def block_sum(block: Array, axes: Sequence[int], result: str = "float32") -> Pai
 def _sum_of(block: Array, axes: Sequence[int], doubles: bool) -> Pair:
     if isinstance(block, np.ndarray):
         return _on_host(block, axes)
-    sums = evaluate(_expression(tuple(axes), block.ndim, doubles), [block])
+    sums = called(_compensated, block, axes=tuple(axes), doubles=doubles)
     return Pair(*(part for each in sums for part in (each.real, each.imag)))
 
 
@@ -118,18 +118,16 @@ def _apart(numbers: Array) -> tuple[Array, Array]:
     return np.where(large, 0, numbers), np.where(large, numbers * (1 / LARGE), 0)
 
 
-@lru_cache(maxsize=256)
-def _expression(axes: tuple[int, ...], ndim: int, doubles: bool) -> Expression:
+def _compensated(block: Traced, axes: tuple[int, ...], doubles: bool) -> list[Traced]:
     """Return the sums of a block as complex numbers: a sum and its compensation."""
-    trace = Trace()
-    block = trace.input(np.ones((1,) * ndim))
     summed = {"compensated_singles": block}
     if doubles:
         usual, large = _apart(block.astype("f8"))
         summed = {"compensated": usual, "compensated_sparse": large}
-    sums = [Reduce(name, numbers.node, axes) for name, numbers in summed.items()]
-    nodes = (*trace.nodes, *sums)
-    return Expression(nodes, tuple(range(len(trace.nodes), len(nodes))))
+    return [
+        block.trace.append(Reduce(name, numbers.node, axes), np.complex128())
+        for name, numbers in summed.items()
+    ]
 
 
 def _walked(block: Array, axes: Sequence[int]) -> Pair:

@@ -13,7 +13,7 @@ from dask_dgpu.kernels.fused.host import evaluate_host
 from dask_dgpu.kernels.fused.kernel import Array, Launch, contiguous
 from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.sums.binned import _rounded
-from dask_dgpu.kernels.sums.compensated import _expression, _two_sums, _value
+from dask_dgpu.kernels.sums.compensated import _compensated, _two_sums, _value
 from dask_dgpu.kernels.sums.conversion import _cast, _upper_halves
 from dask_dgpu.kernels.sums.digits import _digits, _quick
 from dask_dgpu.kernels.sums.exact_product import _whole, _whole_and_rest
@@ -59,7 +59,8 @@ def test_one_read_for_sums_and_what_is_set_apart(
     dtype: str, doubles: bool, shape: tuple[int, ...], axes: tuple[int, ...]
 ) -> None:
     block = Array(np.dtype(dtype), shape, contiguous(shape), 0)
-    (step,) = planned(_expression(axes, len(shape), doubles), [block])
+    kinds = ((block.dtype, len(shape)),)
+    (step,) = planned(traced(_compensated, kinds, axes=axes, doubles=doubles), [block])
     assert isinstance(step, Launch)
     assert len(step.operands) == 1
     assert [(out.dtype.name, len(out.shape)) for out in step.outputs] == [
