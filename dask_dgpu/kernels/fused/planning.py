@@ -11,11 +11,11 @@ tile needs all of it::
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from dask_dgpu.kernels.fused.nodes import after_arguments
-from graph_opt.model.expression import Expression, Input, Node, Reduce, View
+from graph_opt.model.expression import Expression, Input, Reduce, View
 
 Shape = tuple[int, ...]
 Place = tuple[int, int | None]
@@ -56,65 +56,6 @@ class Pass(NamedTuple):
     merged: list[int]
 
 
-class Placing:
-    """The steps of one tile of about so many elements, each after its arguments.
-
-    ``shapes`` are those of the nodes. An earlier pass must compute ``reductions``, by their nodes.
-    """
-
-    def __init__(self, nodes: Sequence[Node], shapes: Sequence[Shape], elements: int) -> None:
-        self.nodes, self.shapes, self.elements = nodes, shapes, elements
-        self.steps: list[Step] = []
-        self.reductions: set[int] = set()
-        self._known: dict[Place, int] = {}
-
-    def place(self, node: int, axis: int | None) -> int:
-        """Return the number of a step, which is added if it is new."""
-        root = self._at(node, axis)
-        for place, read in after_arguments(root, self._arguments, self._known):
-            if isinstance(self.nodes[place[0]], Reduce) and not read:
-                self.reductions.add(place[0])
-            self._known[place] = len(self.steps)
-            self.steps.append(Step(*place, tuple([self._known[each] for each in read])))
-        return self._known[root]
-
-    def slab(self, at: int, axis: int) -> int:
-        """Return the number of elements of a node at one position along an axis."""
-        return math.prod(self.shapes[at]) // self.shapes[at][axis]
-
-    def largest(self) -> int:
-        """Return the most elements of a step at one position of a tile."""
-        computed = ((step.node, step.axis) for step in self.steps if step.arguments)
-        return max((self.slab(at, axis) for at, axis in computed if axis is not None), default=1)
-
-    def _at(self, node: int, axis: int | None) -> Place:
-        sliced = axis is not None and axis >= 0 and self.shapes[node][axis] != 1
-        return node, axis if sliced else None
-
-    def _arguments(self, place: Place) -> list[Place]:
-        """Return the nodes that a step reads, and where these lie; none if it is a leaf."""
-        at, axis = place
-        node = self.nodes[at]
-        match node:
-            case Reduce(argument=argument):
-                below = None if axis is None else _kept_axes(node, len(self.shapes[argument]))[axis]
-                if below is None or self.slab(argument, below) > WIDEST * self.elements:
-                    return []
-                return [self._at(argument, below)]
-            case View(argument, viewed):
-                return [self._at(argument, None if axis is None else viewed[axis])]
-        first = [len(self.shapes[at]) - len(self.shapes[of]) for of in node.arguments]
-        return [
-            self._at(of, None if axis is None else axis - leading)
-            for of, leading in zip(node.arguments, first, strict=True)
-        ]
-
-
-def _kept_axes(node: Reduce, ndim: int) -> list[int]:
-    """Return the axes of a reduction's argument that are those of its result."""
-    return [axis for axis in range(ndim) if node.keepdims or axis not in node.axes]
-
-
 class Planner:
     """Passes for an expression on blocks, in tiles of about so many elements.
 
@@ -138,17 +79,30 @@ class Planner:
             self._level(result)
         groups: dict[Any, list[int]] = {}
         for root, level in sorted(self._levels.items(), key=lambda item: item[1]):
-            domain = self._domain(root)
-            key = level, self.shapes[domain], self._order(domain), self._cut(root)
-            groups.setdefault(key, []).append(root)
-        return [self._pass(roots, level > 0) for (level, *_), roots in groups.items()]
+            groups.setdefault((level, *self._way(root)), []).append(root)
+        return [self._pass(roots, *way) for way, roots in groups.items()]
+
+    def steps(self, nodes: Iterable[int], axis: int | None) -> tuple[list[Step], list[int]]:
+        """Return the steps of a tile, each after its arguments, and those of some nodes.
+
+        ``axis`` is that of these nodes along which the tile slices them.
+        """
+        steps: list[Step] = []
+        known: dict[Place, int] = {}
+        places = [self._at(node, axis) for node in nodes]
+        for root in places:
+            for place, read in after_arguments(root, self._arguments, known):
+                known[place] = len(steps)
+                steps.append(Step(*place, tuple([known[each] for each in read])))
+        return steps, [known[place] for place in places]
 
     def _level(self, root: int) -> int:
         """Return the number of passes before that of a root, and remember it."""
         if root not in self._levels:
-            placing = Placing(self.nodes, self.shapes, self.elements)
-            placing.place(self._domain(root), self._cut(root))
-            self._levels[root] = max((1 + self._level(at) for at in placing.reductions), default=0)
+            steps, _ = self.steps([self._domain(root)], self._way(root)[-1])
+            leaves = (step.node for step in steps if not step.arguments)
+            before = [1 + self._level(at) for at in leaves if isinstance(self.nodes[at], Reduce)]
+            self._levels[root] = max(before, default=0)
         return self._levels[root]
 
     def _domain(self, root: int) -> int:
@@ -156,8 +110,8 @@ class Planner:
         node = self.nodes[root]
         return node.argument if isinstance(node, Reduce) else root
 
-    def _cut(self, root: int) -> int | None:
-        """Return the axis that tiles are slices of.
+    def _way(self, root: int) -> tuple[Shape, tuple[int, ...], int | None]:
+        """Return a root's domain, its axes by falling stride, and the axis that tiles slice.
 
         This is the first of which a position fits in a tile, or else the longest. A reduction
         along it has a partial result a tile, which must be small beside the tile.
@@ -170,8 +124,8 @@ class Planner:
             if isinstance(node, Reduce) and axis in node.axes:
                 fits = fits and kept * SHARE <= self.elements
             if fits:
-                return axis if shape[axis] > 1 else None
-        return max(order, key=lambda axis: shape[axis], default=None)
+                return shape, order, axis if shape[axis] > 1 else None
+        return shape, order, max(order, key=lambda axis: shape[axis], default=None)
 
     def _order(self, domain: int) -> tuple[int, ...]:
         """Return the axes of a domain by falling stride, as those of a block of its shape lie."""
@@ -193,17 +147,17 @@ class Planner:
                 waiting += [(of, axes) for of in reversed(alike)]
         return tuple(range(ndim))
 
-    def _pass(self, roots: Sequence[int], follows: bool) -> Pass:
-        placing, axis = Placing(self.nodes, self.shapes, self.elements), self._cut(roots[0])
-        domains = [self._domain(root) for root in roots]
-        placed = {root: placing.place(at, axis) for root, at in zip(roots, domains, strict=True)}
-        shape, slab, whole = self.shapes[domains[0]], placing.largest(), 1
-        if axis is not None:
-            slab, whole = max(slab, placing.slab(domains[0], axis)), shape[axis]
-        length = min(whole, max(1, self.elements // max(1, slab)))
+    def _pass(
+        self, roots: Sequence[int], level: int, shape: Shape, order: Shape, axis: int | None
+    ) -> Pass:
+        steps, numbers = self.steps(map(self._domain, roots), axis)
+        whole = 1 if axis is None else shape[axis]
+        slabs = [1 if axis is None else math.prod(shape) // whole]
+        slabs += [self._slab(at, along) for at, along, read in steps if read and along is not None]
+        length = min(whole, max(1, self.elements // max(slabs)))
         length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
         tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
-        merged: list[int] = []
+        placed, merged = dict(zip(roots, numbers, strict=True)), list[int]()
         for root, at in placed.items():
             node = self.nodes[root]
             if isinstance(node, Reduce) and axis in node.axes and length < whole:
@@ -211,8 +165,39 @@ class Planner:
             elif isinstance(node, Reduce):
                 kept = _kept_axes(node, len(shape))
                 along = None if axis is None or axis in node.axes else kept.index(axis)
-                placed[root] = len(placing.steps)
-                placing.steps.append(Step(root, along, (at,)))
-        if follows and not merged:  # the last tiles of the pass before may still be in cache
+                placed[root] = len(steps)
+                steps.append(Step(root, along, (at,)))
+        if level > 0 and not merged:  # the last tiles of the pass before may still be in cache
             tiles.reverse()
-        return Pass(shape, self._order(domains[0]), axis, tiles, placing.steps, placed, merged)
+        return Pass(shape, order, axis, tiles, steps, placed, merged)
+
+    def _slab(self, at: int, axis: int) -> int:
+        """Return the number of elements of a node at one position along an axis."""
+        return math.prod(self.shapes[at]) // self.shapes[at][axis]
+
+    def _at(self, node: int, axis: int | None) -> Place:
+        sliced = axis is not None and axis >= 0 and self.shapes[node][axis] != 1
+        return node, axis if sliced else None
+
+    def _arguments(self, place: Place) -> list[Place]:
+        """Return the nodes that a step reads, and where these lie; none if it is a leaf."""
+        at, axis = place
+        node = self.nodes[at]
+        match node:
+            case Reduce(argument=argument):
+                below = None if axis is None else _kept_axes(node, len(self.shapes[argument]))[axis]
+                if below is None or self._slab(argument, below) > WIDEST * self.elements:
+                    return []
+                return [self._at(argument, below)]
+            case View(argument, viewed):
+                return [self._at(argument, None if axis is None else viewed[axis])]
+        first = [len(self.shapes[at]) - len(self.shapes[of]) for of in node.arguments]
+        return [
+            self._at(of, None if axis is None else axis - leading)
+            for of, leading in zip(node.arguments, first, strict=True)
+        ]
+
+
+def _kept_axes(node: Reduce, ndim: int) -> list[int]:
+    """Return the axes of a reduction's argument that are those of its result."""
+    return [axis for axis in range(ndim) if node.keepdims or axis not in node.axes]

@@ -12,7 +12,7 @@ from dask_dgpu.kernels.fused import evaluate
 from dask_dgpu.kernels.fused.host import evaluate_host
 from dask_dgpu.kernels.fused.kernel import Array, Launch
 from dask_dgpu.kernels.fused.plan import planned
-from dask_dgpu.kernels.fused.planning import Placing
+from dask_dgpu.kernels.fused.planning import Planner
 from graph_opt.model.expression import Expression
 from tests.kernels.fused.tracing import traced
 
@@ -82,9 +82,9 @@ def test_a_long_chain_has_a_kernel(function: Any) -> None:
 
 def test_each_value_is_one_step_of_a_tile() -> None:
     found = expression(mandelbrot, LONG)
-    placing = Placing(found.nodes, found.shapes([SHAPE, SHAPE]), 8 * SHAPE[1])
-    placing.place(found.results[0], 0)
-    assert len(placing.steps) == len({step.node for step in placing.steps}) <= len(found.nodes)
+    planner = Planner(found, found.shapes([SHAPE, SHAPE]), [], 8 * SHAPE[1])
+    steps, _ = planner.steps(found.results, 0)
+    assert len(steps) == len({step.node for step in steps}) <= len(found.nodes)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
