@@ -94,7 +94,8 @@ def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> 
 
     def places(keys: Collection[Key]) -> Places:
         own = dict(zip(real(keys), keys, strict=True))
-        return {own[key]: place for key, place in present.places(list(own)).items()}
+        known = [key for key in sent.sources if key in own]  # the others are not in the kept key
+        return {own[key]: place for key, place in present.places(known).items()}
 
     graph, wanted = sent.open()
     found = optimizer.optimize(graph, wanted, Present(lambda k: present.others(real(k)), places))

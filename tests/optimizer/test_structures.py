@@ -312,6 +312,23 @@ def test_places_are_asked_by_real_names():
     assert asked == set(flatten(x.__dask_keys__()))
 
 
+def test_places_of_other_blocks_than_inputs_are_not_asked():
+    """They are not in the key of a kept graph, so nothing in it may depend on them."""
+    asked: set[str] = set()
+
+    def places(keys: Any) -> dict[Any, int]:
+        asked.update(name for name, *_ in keys)
+        return {}
+
+    x = held(A, 4)
+    left_to_dask = da.ma.filled(da.ma.masked_greater(x, 2), 0)
+    z = left_to_dask @ left_to_dask
+    assert dgpu.explain(z).regions
+    Kept().optimized(z, present=Present(lambda keys: 0, places))
+    assert asked
+    assert left_to_dask.name not in asked
+
+
 def test_settings_count():
     kept, z = Kept(), held(A, 4) @ held(B, 4)
     kept.optimized(z)
