@@ -24,7 +24,7 @@ from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
 from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
-from graph_opt.dask_graph.layers import PieceLayer, check, in_passes, insert
+from graph_opt.dask_graph.layers import PieceLayer, in_passes, insert
 from graph_opt.dask_graph.needs import needs_of
 from graph_opt.dask_graph.parse import (
     CARRIED,
@@ -116,7 +116,7 @@ class LayerReader:
 
     def with_pieces(self, pieces: Collection[Piece], left: Collection[str]) -> PieceGraph:
         """Replace layers by pieces, fuse Dask's work between them, and drop unused blocks."""
-        graph = check(insert(self.graph, pieces))
+        graph = insert(self.graph, pieces)
         others = graph.layers.keys() - {*left} - {piece.output.name for piece in pieces}
         local = {name for name in others if is_member(self.arrays, name)}
         graph = self._combined(graph, local)

@@ -126,9 +126,9 @@ class Piece(ABC):
         """Return the piece for these blocks and as few others as possible; by default all."""
         return self
 
-    @abstractmethod
     def fault(self) -> str | None:
-        """Return the error of an invalid piece, ``None`` if it is valid."""
+        """Return why Dask's declarations do not fit each other, by default ``None``: they do."""
+        return None
 
     @abstractmethod
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
@@ -158,16 +158,6 @@ class SeparablePiece(Piece):
     def restrict(self, wanted: frozenset[Index]) -> Self:
         """Return the piece for these blocks."""
         return replace(self, wanted=tuple(sorted(wanted)))
-
-    def fault(self) -> str | None:
-        """Return which wanted block does not exist, ``None`` if all do."""
-        grid = self.output.grid
-        for index in self.wanted or ():
-            if len(index) != len(grid) or any(
-                at not in range(count) for at, count in zip(index, grid, strict=True)
-            ):
-                return f"block {index} does not exist"
-        return None
 
 
 @dataclass(frozen=True)

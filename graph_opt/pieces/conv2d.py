@@ -80,15 +80,6 @@ class Conv2dPiece(Piece):
     def restrict(self, wanted: frozenset[Index]) -> Self:
         return replace(self, wanted=tuple(sorted(wanted)))
 
-    def fault(self) -> str | None:
-        output, channels = self.output, self.weight.shape[0]
-        cuts = self.convolution.result_cuts(self.cuts, channels)
-        if tuple(cuts_of(sizes) for sizes in output.chunks) != cuts:
-            return f"expected a result with cuts {cuts}, got chunks {output.chunks}"
-        if len({node.dtype for node in (*self.inputs, output)}) > 1:
-            return "expected arrays of one dtype"
-        return None
-
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: parts of blocks, then a task for each block.
 

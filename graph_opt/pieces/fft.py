@@ -118,14 +118,6 @@ class FftPiece(Piece):
             "exchanges": [(each.source, each.target) for each in self.plan.exchanges],
         }
 
-    def fault(self) -> str | None:
-        exchanges = self.plan.exchanges
-        if exchanges[0].source != self.source.chunks:
-            return f"expected source chunks {exchanges[0].source}, got {self.source.chunks}"
-        if exchanges[-1].target != self.output.chunks:
-            return f"expected chunks {exchanges[-1].target}, got {self.output.chunks}"
-        return None
-
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask, which rechunks by tasks."""
         tasks, moved = 0, 0

@@ -113,7 +113,7 @@ class OverlapPiece(SeparablePiece):
             return f"expected chunks {chunks}, got {output.chunks}"
         if source.dtype != output.dtype:
             return f"expected dtype {source.dtype}, got {output.dtype}"
-        return super().fault()
+        return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: slices and their concatenation, per block.

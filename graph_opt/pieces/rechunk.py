@@ -95,7 +95,7 @@ class RechunkPiece(SeparablePiece):
             return f"expected shape {shape}, got {output.shape}"
         if self.source.dtype != output.dtype:
             return f"expected dtype {self.source.dtype}, got {output.dtype}"
-        return super().fault()
+        return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask for the wanted blocks."""

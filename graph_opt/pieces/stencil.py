@@ -51,14 +51,6 @@ class StencilPiece(Piece):
         source, sweeps = self.sources[0], self.sweeps.iterations
         return {**super().facts, "shape": source.shape, "chunks": source.chunks, "sweeps": sweeps}
 
-    def fault(self) -> str | None:
-        chunks = self.sources[0].chunks
-        if any(source.chunks != chunks for source in self.sources):
-            return "expected sources with the same chunks"
-        if self.output.chunks != chunks:
-            return f"expected chunks {chunks}, got {self.output.chunks}"
-        return None
-
     @property
     def rounds(self) -> int:
         """The exchanges of ghost cells by plain Dask, each for one sweep or several."""

@@ -29,7 +29,6 @@ def test_the_rules_know_their_layer_and_no_other() -> None:
         assert [node.name for node in piece.inputs] == [x.name]
         assert (piece.output.name, piece.output.chunks) == (y.name, y.chunks)
         assert piece.computed == tuple(np.ndindex(y.numblocks))
-        assert piece.fault() is None
         assert piece.restrict(frozenset([(0, 0)])) == piece
         tasks, seconds = piece.dask_cost(4, HOST)
         assert tasks == pytest.approx(len(y.dask.layers[y.name]), rel=0.5)

@@ -51,7 +51,6 @@ def test_the_cost_of_dask_counts_a_product_and_a_sum_for_each_pair_of_blocks() -
         ({"subscripts": Subscripts("ab", "acd", "abd")}, "expected 2 axes of left, got 3"),
         ({"subscripts": Subscripts("abc", "bcd", "abd")}, "expected chunks"),
         ({"subscripts": Subscripts("abc", "adc", "abd")}, "expected chunks"),
-        ({"kept": ((9,), (0,), (0,))}, "blocks (9,) of axis 0 do not exist"),
     ],
 )
 def test_faults(changed: dict[str, Any], expected: str) -> None:

@@ -121,7 +121,6 @@ class TestPiece:
                 {"source": one(mapped(A.astype("f4"), depth=1, boundary=0)).source},
                 "expected dtype float32, got float64",
             ),
-            ({"wanted": ((5, 5),)}, "does not exist"),
         ]
         for fields, expected in changed:
             assert expected in str(replace(piece, **fields).fault())
