@@ -6,6 +6,7 @@ than Dask's, because it is quicker.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -77,8 +78,31 @@ class Runtime:
     merges: Functions
 
 
+class _Layers(ABC):
+    """What Dask's layers say of themselves, those of a user and those with pieces in between."""
+
+    @property
+    @abstractmethod
+    def graph(self) -> HighLevelGraph:
+        """The layers."""
+
+    @property
+    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
+        return self.graph.dependencies
+
+    def is_map(self, name: str) -> bool:
+        return is_map(self.graph.layers[name])
+
+    def is_stored(self, name: str) -> bool:
+        return is_stored(self.graph.layers.get(name))
+
+    def calls_users(self, name: str) -> bool:
+        layer = self.graph.layers[name]
+        return isinstance(layer, Blockwise) and calls_others(layer)
+
+
 @dataclass(frozen=True)
-class LayerReader:
+class LayerReader(_Layers):
     """Reads the layers of a graph as Dask made it; ``fused`` are kernels wanted."""
 
     source: HighLevelGraph
@@ -101,18 +125,8 @@ class LayerReader:
     def matches(self) -> Matches:
         return find(self.arrays)
 
-    @property
-    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
-        return self.graph.dependencies
-
     def array(self, name: str) -> ArrayNode | None:
         return array(self.arrays, name)
-
-    def is_map(self, name: str) -> bool:
-        return is_map(self.graph.layers[name])
-
-    def is_stored(self, name: str) -> bool:
-        return is_stored(self.graph.layers.get(name))
 
     def with_pieces(self, pieces: Collection[Piece], left: Collection[str]) -> PieceGraph:
         """Replace layers by pieces, fuse Dask's work between them, and drop unused blocks."""
@@ -206,9 +220,6 @@ class LayerReader:
     def operation(self, name: str) -> tuple[str, int]:
         layer = TERM.sub("", LEVEL.sub("", name))
         return self._operations.get(layer) or (word_of(layer), -1)
-
-    def calls_users(self, name: str) -> bool:
-        return _calls_users(self.graph.layers[name])
 
     def reduces(self, name: str) -> bool:
         reading = read_blockwise(self.arrays, name)
@@ -345,17 +356,13 @@ def _with_data(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGra
     return HighLevelGraph({**graph.layers, **layers}, {**graph.dependencies, **nothing})
 
 
-def _calls_users(layer: Layer) -> bool:
-    return isinstance(layer, Blockwise) and calls_others(layer)
-
-
 def _is_alias(task: Any) -> bool:
     """Whether a task only renames a block; in the old form it is the other key itself."""
     return isinstance(task, Alias) or (isinstance(task, tuple) and not callable(task[0]))
 
 
 @dataclass(frozen=True)
-class PieceGraph:
+class PieceGraph(_Layers):
     """A graph with :class:`PieceLayer`, and Dask's own layers fused between them."""
 
     reader: LayerReader
@@ -367,21 +374,19 @@ class PieceGraph:
         return self.reader.keys
 
     @property
-    def dependencies(self) -> Mapping[str, AbstractSet[str]]:
-        return self.culled.graph.dependencies
+    def graph(self) -> HighLevelGraph:
+        """The layers with pieces."""
+        return self.culled.graph
 
     @property
     def readers(self) -> Mapping[str, AbstractSet[str]]:
         return self.culled.readers
 
-    def _layer(self, name: str) -> Layer:
-        return self.culled.graph.layers[name]
-
     def annotations(self, name: str) -> Mapping[str, Any]:
-        return self._layer(name).annotations or {}
+        return self.graph.layers[name].annotations or {}
 
     def piece(self, name: str) -> Piece | None:
-        layer = self._layer(name)
+        layer = self.graph.layers[name]
         return layer.piece if isinstance(layer, PieceLayer) else None
 
     def node(self, name: str) -> ArrayNode:
@@ -390,15 +395,6 @@ class PieceGraph:
     def container(self, name: str) -> str | None:
         return container_of(self.reader.arrays, name)
 
-    def is_stored(self, name: str) -> bool:
-        return is_stored(self._layer(name))
-
-    def is_map(self, name: str) -> bool:
-        return is_map(self._layer(name))
-
-    def calls_users(self, name: str) -> bool:
-        return _calls_users(self._layer(name))
-
     def reads(self, name: str) -> AbstractSet[Key]:
         return self.culled.reads[name]
 
@@ -406,4 +402,4 @@ class PieceGraph:
         return blockwork(name, self.culled, self.reader.arrays, output)
 
     def emit(self, launches: Iterable[tuple[Region, Any]]) -> HighLevelGraph:
-        return emit(self.culled.graph, launches, self.reader.runtime.tasks)
+        return emit(self.graph, launches, self.reader.runtime.tasks)

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer
 
 from graph_opt.dask_graph.calls import is_product
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum
@@ -121,7 +120,7 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
     kernel = _kernel_of(graph, found)
     works = [_work(graph, each) for each in found - kernel]
     works += [_within(graph, each, kernel) for each in kernel]
-    return sum(work.seconds(machine) for work in works) / max(1, _tasks(graph.layers[name]))
+    return sum(work.seconds(machine) for work in works) / max(1, len(graph.layers[name]))
 
 
 def _layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
@@ -181,13 +180,6 @@ def _is_product(graph: ArrayGraph, name: str) -> bool:
     )
 
 
-def _tasks(layer: Layer) -> int:
-    """Return the number of tasks of a layer."""
-    if isinstance(layer, Blockwise):
-        return math.prod(layer.dims[letter] for letter in layer.output_indices)
-    return len(layer)
-
-
 @once
 def _work(graph: ArrayGraph, name: str) -> Work:
     """Return the work of a layer, with blocks of average size."""
@@ -211,12 +203,12 @@ def _work(graph: ArrayGraph, name: str) -> Work:
     function: Any = getattr(layer.task, "func", None)
     if function in PRODUCTS and node is not None:
         times = LOOP_SLOWDOWN if function is chunk_einsum else 1.0
-        return Work(_tasks(layer), copied, 2 * times * math.prod(lengths.values()), node.dtype)
+        return Work(len(layer), copied, 2 * times * math.prod(lengths.values()), node.dtype)
     literals = [value for value, index in layer.indices if index is None]
     options = getattr(layer.task, "kwargs", {})
     is_square = len(literals) == 1 and bool(np.all(literals[0] == 2))
     passes = passes_of(function, options, on_gpu=_on_gpu(node))
-    return Work(_tasks(layer), (USUAL.passes if is_square else passes) * copied)
+    return Work(len(layer), (USUAL.passes if is_square else passes) * copied)
 
 
 def passes_of(function: Any, options: Mapping[str, Any], *, on_gpu: bool = False) -> float:
