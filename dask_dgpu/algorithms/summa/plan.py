@@ -396,9 +396,8 @@ class Pieces(list[list[Piece]]):
 class Step:
     """The work of one rank in one step: local pieces, and those for and from each rank.
 
-    ``moves`` is whether any rank sends in this step; if not, no rank calls the exchange. On several
-    hosts it is whether this rank sends or receives. There a rank receives a piece from another host
-    and passes it on to ranks of its own, or is ``passed`` it.
+    On several hosts a rank receives a piece from another host and passes it on to ranks of its own,
+    or is ``passed`` it.
     """
 
     def __init__(self, panel: Span, size: int) -> None:
@@ -407,7 +406,6 @@ class Step:
         self.sends, self.receives, self.passes, self.passed = (
             Pieces([] for _ in range(size)) for _ in range(4)
         )
-        self.moves = False
 
 
 def schedule(plan: SummaPlan, rank: int) -> list[Step]:
@@ -416,9 +414,6 @@ def schedule(plan: SummaPlan, rank: int) -> list[Step]:
     rectangles, moves = plan.moves
     known: dict[int, Piece] = {}
     mine = (moves.source == rank) | (moves.target == rank)
-    sent = moves.source != moves.target
-    for at in np.unique(moves.step[sent & mine if plan.hosts else sent]):
-        steps[at].moves = True
     for at, number, passed, source, target, _ in zip(
         *(column[mine].tolist() for column in moves), strict=True
     ):

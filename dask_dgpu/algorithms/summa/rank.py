@@ -82,9 +82,7 @@ class Messages:
         return self.product.device.workspace(name, max(some.nbytes for some in each), "uint8")
 
     def send(self, step: Step) -> None:
-        """Pack a step's pieces and start their exchange, if anything moves."""
-        if not step.moves:
-            return
+        """Pack a step's pieces and start their exchange."""
         sent = self.product.sent
         for piece, place in step.sends.placed:
             values = self.product.operands[piece.operand][piece.block][piece.source]
@@ -95,19 +93,18 @@ class Messages:
                 lost = piece.form.encode(values, message)
             if sent is not None:
                 sent.add(values, message, lost)
-        self._under_way = self.start(step)
+        self._under_way = self.exchange(self.out, step.sends, self.inbox, step.receives)
 
-    def start(self, step: Step) -> Work | None:
-        """Start the exchange of a step, of all ranks."""
-        inbox, out = self.inbox[: step.receives.nbytes], self.out[: step.sends.nbytes]
-        return self.comm.all_to_all(inbox, step.receives.counts, out, step.sends.counts)
+    def exchange(self, out: Array, sends: Pieces, inbox: Array, receives: Pieces) -> Work | None:
+        """Exchange messages in the order of ranks, in the first part of two buffers."""
+        sent, received = out[: sends.nbytes], inbox[: receives.nbytes]
+        return exchange(self.comm, sent, sends.counts, received, receives.counts)
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Wait for a step's exchange and copy its pieces to their ``place``."""
-        if self._under_way is None:
-            return
-        self._under_way.wait()
-        self._under_way = None
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
         self.read(step.receives, self.inbox, place)
 
     def read(self, received: Pieces, inbox: Array, place: Callable[[Piece], Array]) -> None:
@@ -136,25 +133,16 @@ class HostMessages(Messages):
         self.passes = self.buffer("passes", [step.passes for step in product.steps])
         self.passed = self.buffer("passed", [step.passed for step in product.steps])
 
-    def start(self, step: Step) -> Work | None:
-        """Start the exchange of a step, of ranks with messages for each other."""
-        return self._exchange(self.out, step.sends, self.inbox, step.receives)
-
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
         """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
         super().unpack(step, place)
         received = {id(piece): self.inbox[at] for piece, at in step.receives.placed}
         for piece, at in step.passes.placed:
             self.passes[at] = received[id(piece)]
-        work = self._exchange(self.passes, step.passes, self.passed, step.passed)
+        work = self.exchange(self.passes, step.passes, self.passed, step.passed)
         if work is not None:
             work.wait()
         self.read(step.passed, self.passed, place)
-
-    def _exchange(self, out: Array, sends: Pieces, inbox: Array, receives: Pieces) -> Work | None:
-        """Exchange messages in the order of ranks, in the first part of two buffers."""
-        sent, received = out[: sends.nbytes], inbox[: receives.nbytes]
-        return exchange(self.comm, sent, sends.counts, received, receives.counts)
 
 
 class Pulls:
@@ -206,10 +194,7 @@ Carrier = Messages | Pulls
 
 def carrier_of(product: Product) -> Carrier:
     """Return what carries pieces between ranks, the same on all."""
-    if product.plan.hosts:
-        return HostMessages(product)
-    pulls = Pulls.open(product) if any(step.moves for step in product.steps) else None
-    return pulls or Messages(product)
+    return HostMessages(product) if product.plan.hosts else Pulls.open(product) or Messages(product)
 
 
 def summa_rank(

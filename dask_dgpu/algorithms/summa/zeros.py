@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dask_dgpu.algorithms.redistribute.rank import exchange
 from dask_dgpu.algorithms.summa.plan import Block, Piece, Pieces, Step, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
 from dask_dgpu.kernels import zeros
@@ -82,11 +83,11 @@ class Known:
 
 
 def count_zeros(product: Product) -> Known:
-    """Count the zeros of all pieces, and give those in messages their form; collective."""
+    """Count the zeros of all pieces, and give those in messages their form, as all ranks do."""
     plan, sent = product.plan, product.sent or Sent()
     known = Known(sent, np.dtype(plan.dtype).kind == "c")
     own = _own_counts(product)
-    theirs = _exchanged(product, own) if any(step.moves for step in product.steps) else []
+    theirs = _exchanged(product, own)
     sent.nbytes += 8 * sum(len(pieces) for step in product.steps for pieces in step.sends)
     for step in product.steps:
         local = [own[_source(piece)] for piece in step.local]
@@ -125,7 +126,9 @@ def _exchanged(product: Product, own: dict[Source, int]) -> list[Iterator[int]]:
     lengths = [sum(len(step.receives[peer]) for step in steps) for peer in range(comm.size)]
     out = device.to_device(np.array([*chain(*told)], np.int64))
     inbox = device.empty(sum(lengths), "int64")
-    comm.all_to_all(inbox, lengths, out, list(map(len, told))).wait()
+    work = exchange(comm, out, list(map(len, told)), inbox, lengths)
+    if work is not None:
+        work.wait()
     device.synchronize()
     counts = iter(device.to_host(inbox).tolist())
     return [iter(list(islice(counts, length))) for length in lengths]
