@@ -29,7 +29,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
 from secrets import token_hex
@@ -65,13 +64,17 @@ _LAST_WAIT = 2.0
 
 
 class UcxMessage(Posted):
-    """A posted send or receive; ``hang_up`` is called with the reason if it is late."""
+    """A posted send or receive; if it is late, its channel ends.
 
-    def __init__(
-        self, what: str, changed: threading.Condition, hang_up: Callable[[str], None]
-    ) -> None:
-        super().__init__(what, changed)
-        self._hang_up = hang_up
+    To drop the request cancels it, if UCX still can. The buffer is kept with it.
+    """
+
+    def __init__(self, what: str, channel: UcxChannel, peer: int) -> None:
+        super().__init__(what, channel.changed)
+        self.peer = peer
+        self.request: Any = None
+        self.buffer: Any = None
+        self._channel = channel
 
     def wait(self, seconds: float | None) -> None:
         """Block until it is done; raise ``CommError`` if it failed or is late."""
@@ -79,134 +82,8 @@ class UcxMessage(Posted):
             super().wait(seconds)
         except CommError as error:
             if not self.over:
-                self._hang_up(str(error))
+                self._channel.fail(str(error))
             raise
-
-    def succeeded(self) -> bool:
-        """Return whether it is done without an error."""
-        return self.over and self.fault is None
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A message in UCX. Dropping the request cancels it, if UCX still can."""
-
-    peer: int
-    message: UcxMessage
-    request: Any
-    array: Any
-
-
-class UcxWorker:
-    """A worker with an endpoint for each peer; ``lost`` are the unreachable ranks.
-
-    ``device`` is the CUDA device of the thread, if it uses one.
-    """
-
-    def __init__(self, rank: int, device: int | None, ports: tuple[int, int] | None) -> None:
-        if device is not None:
-            import cupy
-
-            # UCX needs CUDA's context in the calling thread
-            cupy.cuda.Device(device).use()
-            cupy.cuda.runtime.free(0)
-        self.rank = rank
-        self.lost: set[int] = set()
-        self._endpoints: dict[int, Any] = {}
-        self._posted: list[_Request] = []
-        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
-        options = {} if ports is None else {"TCP_PORT_RANGE": f"{ports[0]}-{ports[1]}"}
-        context = libucxx.UCXContext(config_dict=options, feature_flags=features)
-        self._worker: Any = libucxx.UCXWorker(context)
-        self._worker.init_blocking_progress_mode()
-        self._poll = select.poll()
-        self._poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
-
-    @property
-    def address(self) -> bytes:
-        """The address to which peers connect."""
-        return bytes(self._worker.address)
-
-    def connect(self, addresses: Sequence[bytes]) -> None:
-        """Create an endpoint for each address except this rank's; sends nothing yet."""
-        for peer, address in enumerate(addresses):
-            if peer != self.rank:
-                at = libucxx.UCXAddress.create_from_buffer(address)
-                endpoint = self._worker.create_endpoint_from_worker_address(at, True)
-                endpoint.set_close_callback(self.lost.add, (peer,))
-                self._endpoints[peer] = endpoint
-
-    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, message: UcxMessage) -> None:
-        """Post a message, which keeps its buffer; errors go to the message."""
-        try:
-            array = Array(data)
-            if verb == "send":
-                request = self._endpoints[peer].tag_send(array, _ucx_tag(self.rank, tag))
-            else:
-                request = self._endpoints[peer].tag_recv(array, _ucx_tag(peer, tag))
-        except Exception as error:
-            message.fail(str(error))
-        else:
-            self._posted.append(_Request(peer, message, request, array))
-
-    def pending(self) -> list[UcxMessage]:
-        """Return the messages that are not done."""
-        return [posted.message for posted in self._posted]
-
-    def progress(self) -> None:
-        """Let UCX progress, and complete finished messages."""
-        self._worker.progress()
-        posted, self._posted = self._posted, []
-        for one in posted:
-            if one.request.completed:
-                error = _error_of(one.request)
-                if error is None:
-                    one.message.end()
-                else:
-                    one.message.fail("the peer is lost" if one.peer in self.lost else error)
-            else:
-                self._posted.append(one)
-
-    def wake_by(self, descriptor: int) -> None:
-        """End a sleep when a descriptor becomes readable."""
-        self._poll.register(descriptor, select.POLLIN)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for an event, at most for some seconds."""
-        if self._worker.arm():
-            self._poll.poll(1000 * seconds)
-
-    def fail(self, reason: str) -> None:
-        """Fail all messages; their transfers continue until the release."""
-        for posted in self._posted:
-            posted.message.fail(reason)
-
-    def release(self) -> None:
-        """Disconnect, and free buffers once UCX has released them."""
-        for endpoint in self._endpoints.values():
-            endpoint.remove_close_callback()
-            endpoint.close_blocking()  # forced, so it does not wait for peers
-        while any(not posted.request.completed for posted in self._posted):
-            self._worker.progress()
-            if not threading.main_thread().is_alive():
-                break
-            time.sleep(_PAUSE)
-        # Requests and endpoints refer to the worker, which ends with the last of them.
-        self._posted.clear()
-        self._endpoints.clear()
-        self._worker = None
-
-
-def _ucx_tag(sender: int, tag: int) -> Any:
-    return libucxx.UCXXTag(sender << _TAG_BITS | tag)
-
-
-def _error_of(request: Any) -> str | None:
-    try:
-        request.check_error()
-    except libucxx.UCXError as error:
-        return str(error) or type(error).__name__
-    return None
 
 
 class _EndError(Exception):
@@ -234,12 +111,17 @@ class UcxChannel:
         self.rank = rank
         self.timeout = timeout
         self.device = device
+        self.changed = threading.Condition()
         self._ports = ports
         self._lock = threading.Lock()
-        self._changed = threading.Condition()
         self._ended: str | None = None
-        self._calls: deque[tuple[Callable[[UcxWorker], None], UcxMessage | None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], UcxMessage | None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._worker: Any = None
+        self._poll = select.poll()
+        self._endpoints: dict[int, Any] = {}
+        self._posted: list[UcxMessage] = []
+        self._lost: set[int] = set()
         self._farewells: dict[int, UcxMessage] = {}
         self._leave_by: float | None = None
         address: Future[bytes] = Future()
@@ -253,8 +135,8 @@ class UcxChannel:
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         """Prepare for messages to the workers at these addresses, one per rank."""
-        done = UcxMessage(f"rank {self.rank}'s connection", self._changed, self.fail)
-        self._do(lambda worker: self._connect(worker, addresses, done), done)
+        done = UcxMessage(f"rank {self.rank}'s connection", self, self.rank)
+        self._do(partial(self._connect, addresses, done), done)
         done.wait(self.timeout)
 
     def post(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> UcxMessage:
@@ -262,21 +144,21 @@ class UcxChannel:
 
         The data must not change until the message is done. Errors call it ``what``.
         """
-        message = UcxMessage(what, self._changed, self.fail)
-        self._do(lambda worker: worker.post(verb, peer, data, tag, message), message)
+        message = UcxMessage(what, self, peer)
+        self._do(partial(self._post, verb, data, tag, message), message)
         return message
 
     def fail(self, reason: str) -> None:
         """End everything; from any thread, does not block."""
         with suppress(CommError):
-            self._do(lambda worker: _end(reason))
+            self._do(partial(_end, reason))
 
     def close(self) -> None:
         """End everything once no peer needs it; from any thread, does not block."""
         with suppress(CommError):
-            self._do(partial(self._say_farewell, seconds=self.timeout))
+            self._do(partial(self._say_farewell, self.timeout))
 
-    def _do(self, call: Callable[[UcxWorker], None], message: UcxMessage | None = None) -> None:
+    def _do(self, call: Callable[[], None], message: UcxMessage | None = None) -> None:
         """Queue a call; its message fails if the channel ends first."""
         with self._lock:
             if self._ended is not None:
@@ -288,92 +170,168 @@ class UcxChannel:
 
     def _run(self, address: Future[bytes]) -> None:
         try:
-            worker = UcxWorker(self.rank, self.device, self._ports)
-            worker.wake_by(self._wake)
+            self._create_worker()
         except Exception as error:
             self._hang_up("it has no UCX")
             address.set_exception(CommError(f"rank {self.rank} has no UCX: {error}"))
         else:
-            address.set_result(worker.address)
-            reason = self._serve(worker)
-            self._hang_up(reason)
-            worker.fail(reason)
+            address.set_result(bytes(self._worker.address))
+            self._hang_up(self._serve())
             leave_by = time.monotonic() + _LINGER
             while time.monotonic() < leave_by:
-                worker.progress()
-                worker.sleep(_LINGER / 10)
-            worker.release()
+                self._progress()
+                self._sleep(_LINGER / 10)
+            self._release()
         os.close(self._wake)
 
-    def _serve(self, worker: UcxWorker) -> str:
+    def _create_worker(self) -> None:
+        if self.device is not None:
+            import cupy
+
+            # UCX needs CUDA's context in the calling thread
+            cupy.cuda.Device(self.device).use()
+            cupy.cuda.runtime.free(0)
+        features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+        ports = self._ports
+        options = {} if ports is None else {"TCP_PORT_RANGE": f"{ports[0]}-{ports[1]}"}
+        context = libucxx.UCXContext(config_dict=options, feature_flags=features)
+        self._worker = libucxx.UCXWorker(context)
+        self._worker.init_blocking_progress_mode()
+        self._poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _serve(self) -> str:
         """Serve until the end; return its reason."""
         try:
             while True:
-                self._turn(worker)
+                self._turn()
         except _EndError as end:
             return str(end)
         except Exception as error:
             return f"UCX failed: {error}"
 
     def _hang_up(self, reason: str) -> None:
+        """Fail all messages; transfers continue until the release."""
         with self._lock:
             self._ended = reason
-        for _, message in self._calls:
+        for message in (*self._posted, *(message for _, message in self._calls)):
             if message is not None:
                 message.fail(reason)
         self._calls.clear()
 
-    def _turn(self, worker: UcxWorker) -> None:
+    def _release(self) -> None:
+        """Disconnect, and free buffers once UCX has released them."""
+        for endpoint in self._endpoints.values():
+            endpoint.remove_close_callback()
+            endpoint.close_blocking()  # forced, so it does not wait for peers
+        while any(not message.request.completed for message in self._posted):
+            self._worker.progress()
+            if not threading.main_thread().is_alive():
+                break
+            time.sleep(_PAUSE)
+        # Requests and endpoints refer to the worker, which ends with the last of them.
+        for message in self._posted:
+            message.request = message.buffer = None
+        self._endpoints.clear()
+        self._worker = None
+
+    def _turn(self) -> None:
         while self._calls:
             call, _ = self._calls.popleft()
-            call(worker)
-        worker.progress()
-        self._check_peers(worker)
+            call()
+        self._progress()
+        self._check_peers()
         if not self._calls:
-            worker.sleep(_LONGEST_SLEEP)
+            self._sleep(_LONGEST_SLEEP)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
 
-    def _check_peers(self, worker: UcxWorker) -> None:
-        staying = {peer for peer, farewell in self._farewells.items() if not farewell.succeeded()}
-        late = self._leave_by is not None and time.monotonic() > self._leave_by
-        if late or (self._leave_by is not None and staying <= worker.lost):
-            _end("it was closed")
-        if not threading.main_thread().is_alive():
-            self._say_farewell(worker, _LAST_WAIT)
+    def _progress(self) -> None:
+        """Let UCX progress, and complete finished messages."""
+        self._worker.progress()
+        posted, self._posted = self._posted, []
+        for message in posted:
+            if not message.request.completed:
+                self._posted.append(message)
+                continue
+            error = _error_of(message.request)
+            message.request = message.buffer = None
+            if error is not None and message.peer in self._lost:
+                error = "the peer is lost"
+            message.end(fault=error)
 
-    def _connect(self, worker: UcxWorker, addresses: Sequence[bytes], done: UcxMessage) -> None:
+    def _sleep(self, seconds: float) -> None:
+        """Wait for an event, at most for some seconds."""
+        if self._worker.arm():
+            self._poll.poll(1000 * seconds)
+
+    def _check_peers(self) -> None:
+        if self._leave_by is not None:
+            staying = {p for p, each in self._farewells.items() if not each.over or each.fault}
+            if time.monotonic() > self._leave_by or staying <= self._lost:
+                _end("it was closed")
+        if not threading.main_thread().is_alive():
+            self._say_farewell(_LAST_WAIT)
+
+    def _connect(self, addresses: Sequence[bytes], done: UcxMessage) -> None:
+        """Create an endpoint for each address except this rank's; sends nothing yet."""
+        others = [peer for peer in range(len(addresses)) if peer != self.rank]
         try:
-            worker.connect(addresses)
+            for peer in others:
+                address = libucxx.UCXAddress.create_from_buffer(addresses[peer])
+                endpoint = self._worker.create_endpoint_from_worker_address(address, True)
+                endpoint.set_close_callback(self._lost.add, (peer,))
+                self._endpoints[peer] = endpoint
         except Exception as error:
             done.fail(str(error))
             return
-        for peer in range(len(addresses)):
-            if peer != self.rank:
-                self._farewells[peer] = self._exchange_farewell(worker, "recv", peer)
+        for peer in others:
+            self._farewells[peer] = self._exchange_farewell("recv", peer)
         done.end()
 
-    def _exchange_farewell(self, worker: UcxWorker, verb: Verb, peer: int) -> UcxMessage:
-        message = UcxMessage(f"the farewell of rank {peer}", self._changed, self.fail)
-        worker.post(verb, peer, np.zeros(1, np.uint8), _FAREWELL, message)
+    def _post(self, verb: Verb, data: Buffer, tag: int, message: UcxMessage) -> None:
+        """Post a message, which keeps its buffer; errors go to the message."""
+        try:
+            array, endpoint = Array(data), self._endpoints[message.peer]
+            post, sender = endpoint.tag_send, self.rank
+            if verb == "recv":
+                post, sender = endpoint.tag_recv, message.peer
+            message.request = post(array, libucxx.UCXXTag(sender << _TAG_BITS | tag))
+        except Exception as error:
+            message.fail(str(error))
+        else:
+            message.buffer = array
+            self._posted.append(message)
+
+    def _exchange_farewell(self, verb: Verb, peer: int) -> UcxMessage:
+        message = UcxMessage(f"the farewell of rank {peer}", self, peer)
+        self._post(verb, np.zeros(1, np.uint8), _FAREWELL, message)
         return message
 
-    def _say_farewell(self, worker: UcxWorker, seconds: float) -> None:
+    def _say_farewell(self, seconds: float) -> None:
         """Wait up to ``seconds`` for the peers' farewells, but not for pending messages."""
         leave_by = time.monotonic() + seconds
         if self._leave_by is not None:
             self._leave_by = min(self._leave_by, leave_by)
             return
-        worker.progress()
-        if set(worker.pending()) - set(self._farewells.values()):
+        self._progress()
+        if set(self._posted) - set(self._farewells.values()):
             _end("it was closed")
         self._leave_by = leave_by
         for peer in self._farewells:
-            self._exchange_farewell(worker, "send", peer)
+            self._exchange_farewell("send", peer)
 
 
 def _end(reason: str) -> None:
     raise _EndError(reason)
+
+
+def _error_of(request: Any) -> str | None:
+    try:
+        request.check_error()
+    except libucxx.UCXError as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 class UcxComm(PointToPointComm):
