@@ -8,18 +8,13 @@ The same array operations run on NumPy and on CuPy; bfloat16 is made of the bits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_dgpu.kernels.zeros import slabs
+
 Array = Any
-
-PART = 1 << 18
-"""Elements to convert at a time on a host, so that temporaries stay in a cache."""
-
-DEVICE_PART = 1 << 26
-"""The same on a GPU, where launches cost more than memory."""
 
 
 class Format(NamedTuple):
@@ -68,7 +63,7 @@ def narrow(values: Array, bits: Array, exponents: Array, dtype: str) -> Any:
     """
     form, most = FORMATS[dtype], np.finfo(values.dtype).maxexp
     count: Any = 0
-    for rows in _slabs(values):
+    for rows, _ in slabs(values):
         part = values[rows]
         with np.errstate(all="ignore"):
             sizes = np.abs(part)
@@ -90,7 +85,7 @@ def narrow(values: Array, bits: Array, exponents: Array, dtype: str) -> Any:
 
 def widen(bits: Array, exponents: Array, out: Array, dtype: str) -> None:
     """Convert the results of :func:`narrow` back, to the dtype of ``out``."""
-    for rows in _slabs(out):
+    for rows, _ in slabs(out):
         with np.errstate(all="ignore"):
             if dtype == "float16":
                 values = bits[rows].view(np.float16).astype(out.dtype)
@@ -100,15 +95,6 @@ def widen(bits: Array, exponents: Array, out: Array, dtype: str) -> None:
                 values = wide.view(np.float32).astype(out.dtype, copy=False)
             shifts = exponents[rows].astype(np.int32) - FORMATS[dtype].top
             out[rows] = _scaled(values, shifts)
-
-
-def _slabs(values: Array) -> Iterator[slice]:
-    """Yield slabs of rows."""
-    rows, width = values.shape
-    most = PART if isinstance(values, np.ndarray) else DEVICE_PART
-    step = max(1, most // max(1, width))
-    for lo in range(0, rows, step):
-        yield slice(lo, lo + step)
 
 
 def _some(mask: Array) -> bool:

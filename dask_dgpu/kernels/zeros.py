@@ -18,7 +18,7 @@ import numpy as np
 Array = Any
 
 PART = 1 << 18
-"""Elements to pack at a time on a host, so that temporaries stay in a cache."""
+"""Elements to convert at a time on a host, so that temporaries stay in a cache."""
 
 DEVICE_PART = 1 << 26
 """The same on a GPU, where launches cost more than memory."""
@@ -61,7 +61,7 @@ def pack(values: Array, message: Array, nonzeros: int) -> None:
         return
     by_bit, places, packed = _parts(message, values.size, nonzeros, values.dtype)
     start = 0
-    for rows, first in _slabs(values):
+    for rows, first in slabs(values):
         marked = _marked(values[rows]).reshape(-1)
         found = np.flatnonzero(marked)
         stop = start + len(found)
@@ -86,7 +86,7 @@ def unpack(message: Array, nonzeros: int, dtype: Any, out: Array) -> None:
         out[positions // width, positions % width] = packed.astype(out.dtype, copy=False)
         return
     start = 0
-    for rows, first in _slabs(out):
+    for rows, first in slabs(out):
         part = out[rows]
         bits = places[first // 8 : -(-(first + part.size) // 8)]
         found = np.flatnonzero(np.unpackbits(bits)[: part.size].view(bool))
@@ -103,7 +103,7 @@ def _marked(values: Array) -> Array:
     return values.view(f"u{values.itemsize}") != 0
 
 
-def _slabs(values: Array) -> Iterator[tuple[slice, int]]:
+def slabs(values: Array) -> Iterator[tuple[slice, int]]:
     """Yield slabs of rows, and the number of elements before each, a multiple of 8."""
     rows, width = values.shape
     most = PART if isinstance(values, np.ndarray) else DEVICE_PART

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels import half
+from dask_dgpu.kernels import zeros
 from dask_dgpu.kernels.half import FORMATS, narrow, widen
 from tests.support.profiles import examples
 
@@ -99,5 +99,5 @@ def test_underflow_is_counted() -> None:
 def test_parts_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal((17, 5))
     whole = travelled(x, "bfloat16")[0]
-    monkeypatch.setattr(half, "PART", 12)
+    monkeypatch.setattr(zeros, "PART", 12)
     np.testing.assert_array_equal(travelled(x, "bfloat16")[0], whole)
