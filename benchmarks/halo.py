@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.stencil.jacobi import jacobi_rank
 from dask_dgpu.algorithms.stencil.plan import JacobiTask, SweepPlan, even_tiles, plan_sweeps
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST
 
 RANKS = 4

@@ -28,7 +28,7 @@ from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Work
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.cost import overlap_benefit
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, even_spans
 

@@ -30,7 +30,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
 from dask_dgpu.algorithms.pencil_fft.rank import pencil_fft_rank, plan_on_ranks
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.fft import Transform
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt

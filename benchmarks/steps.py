@@ -29,8 +29,7 @@ from harness import Report, no_wait, options
 import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import Device, HostDevice
 from dask_dgpu.operations.operation import Blocks
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import plans

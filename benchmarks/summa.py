@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment import settings
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import block_spans, cuts_of

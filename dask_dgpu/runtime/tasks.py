@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import DgpuError, UndeclaredError
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import Device, HostDevice
 from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.operations.operation import Blocks, conforming
 from dask_dgpu.runtime.again import with_less

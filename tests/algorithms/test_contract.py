@@ -17,7 +17,7 @@ from dask_dgpu.algorithms.contract.rank import contract_rank, schedule
 from dask_dgpu.algorithms.contract.stack import Stack
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from tests.support.profiles import examples

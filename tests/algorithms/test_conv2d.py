@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.conv2d.rank import conv2d_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import conv
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.operations.conv2d import CONV2D
 from dask_dgpu.operations.operation import Placed, Request, Value
 from graph_opt.model.cost import HOST

@@ -18,7 +18,7 @@ from dask_dgpu.algorithms.halo.rank import Exchange, halo_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import pack
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.pack import Pieces
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Index, Layout, dealt

@@ -19,7 +19,7 @@ from dask_dgpu.algorithms.stencil.plan import even_tiles
 from dask_dgpu.algorithms.summa.choose import link_bytes, plan_summa, transfers_of
 from dask_dgpu.algorithms.summa.plan import Operand, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST, Machine, between_hosts, host_by_rank
 from graph_opt.model.layout import Layout, dealt, even_spans
 from tests.support.profiles import examples

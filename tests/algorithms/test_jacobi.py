@@ -23,7 +23,7 @@ from dask_dgpu.algorithms.stencil.plan import (
 )
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout
 from tests.algorithms.test_halo import Blocks, blocks_of

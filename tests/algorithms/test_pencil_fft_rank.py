@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.pencil_fft.rank import (
 from dask_dgpu.algorithms.redistribute.plan import traffic
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.fft import Transform
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout, cuts_of, dealt

@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.algorithms import probe
 from dask_dgpu.comm.local import run_local
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import FIGURES, HOST, calibrated
 from tests.support.threads import run_wire
 

@@ -26,7 +26,7 @@ from dask_dgpu.algorithms.redistribute.plan import (
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST, Machine
 from graph_opt.model.layout import Index, Layout, dealt
 from tests.support.memory import assert_peak

@@ -31,7 +31,7 @@ from dask_dgpu.algorithms.stencil.rank import stencil_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import stencil
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout, dealt

@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.summa.plan import Operand, Step, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import HOST, Machine
 from graph_opt.model.layout import block_spans, cuts_of
 from tests.support.calls import calls_of

@@ -16,7 +16,7 @@ from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.algorithms.summa.wire import ENCODED, Half, Sent, encoding
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.half import FORMATS
 from graph_opt.model.cost import HOST
 from tests.algorithms.test_summa import Problem, check_traffic, problem, problems

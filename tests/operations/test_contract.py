@@ -11,7 +11,7 @@ import pytest
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.operations import contract
 from dask_dgpu.operations.operation import Placed, Request, Value
 from graph_opt.model.cost import HOST

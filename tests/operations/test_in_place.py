@@ -10,7 +10,7 @@ import pytest
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.operations.contract import CONTRACT
 from dask_dgpu.operations.matmul import MATMUL
 from dask_dgpu.operations.operation import Operation, Placed, Request, Value

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 

@@ -12,7 +12,7 @@ import pytest
 from distributed import Reschedule
 
 from dask_dgpu.errors import CommError, DgpuError, GangError
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.failure import RankError, failure_of, opened, pickled
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.tasks import gang

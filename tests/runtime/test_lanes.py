@@ -18,7 +18,7 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.kernels import gemm, pack
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.pack import InMessage, Pieces
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.execute import Rank

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.execute import Observer, execute
 from dask_dgpu.runtime.plans import Owners
 from dask_dgpu.runtime.program import Launch, Program, opened

@@ -14,7 +14,7 @@ import pytest
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.device.sequences import Sequences
 from dask_dgpu.runtime.execute import Observer, Span, execute
 from dask_dgpu.runtime.plans import plans

@@ -11,7 +11,7 @@ from ml_dtypes import bfloat16
 
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import UndeclaredShapeError, UndeclaredTypeError
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.sums.compensated import Pair
 from dask_dgpu.kernels.sums.partial import Partial
 from dask_dgpu.operations.operation import Shipment

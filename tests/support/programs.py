@@ -16,7 +16,7 @@ from dask.local import get_sync
 import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.operations.operation import Blocks, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import cupy
 
+from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.device.clocks import LaneClock, Watch
 from dask_dgpu.kernels.device.guards import bare, each_array, guarded
 from dask_dgpu.kernels.device.replay import Replay
@@ -23,7 +24,7 @@ MOST_CONSTANTS = 64
 """Most cached constants."""
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The current CUDA device of this process, with one stream for each lane.
 
     Arrays come from CuPy's current allocator, which dask-cuda sets to RMM's pool if there is one.

@@ -28,8 +28,8 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.comm.store import Store
 from dask_dgpu.errors import CommAbortedError, DgpuError
 from dask_dgpu.kernels import gemm
-from dask_dgpu.kernels.device import Device
-from dask_dgpu.kernels.device.host import HostDevice, keep_small_memory
+from dask_dgpu.kernels.device import Device, HostDevice
+from dask_dgpu.kernels.device.host import keep_small_memory
 from dask_dgpu.operations.operation import Blocks
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.failure import IN_PROGRAM

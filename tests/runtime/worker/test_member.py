@@ -17,7 +17,7 @@ from dask_dgpu.comm import bootstrap
 from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommAbortedError, CommError
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.worker import member
 from dask_dgpu.runtime.worker.member import Member, Programs
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin

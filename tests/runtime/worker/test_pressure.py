@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dask_dgpu.kernels.device.host import HostDevice
+from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.worker import plugin
 from dask_dgpu.runtime.worker.plugin import (
     IDLE_SECONDS,
