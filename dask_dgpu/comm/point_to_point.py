@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,20 +55,11 @@ _GRACE = 1.0
 Verb = Literal["send", "recv"]
 
 
-class Message(Protocol):
-    """A posted send or receive."""
-
-    def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late.
-
-        An abort of the communicator must end a wait without a limit.
-        """
-
-
 class Posted:
-    """A message that another thread ends: the first to do so. Errors call it ``what``.
+    """A posted send or receive, which another thread ends: the first to do so.
 
-    ``changed`` is notified of its end.
+    Errors call it ``what``. ``changed`` is notified of its end. An abort of the communicator must
+    end it.
     """
 
     def __init__(self, what: str, changed: threading.Condition) -> None:
@@ -107,7 +98,7 @@ class Posted:
         self.end(fault=reason)
 
 
-Steps = Iterator[list[Message]]
+Steps = Iterator[list[Posted]]
 
 
 class StepsWork:
@@ -201,7 +192,7 @@ class PointToPointComm(ABC):
         self._running: set[StepsWork] = set()
 
     @abstractmethod
-    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
         """Post bytes, in order for one verb, peer and tag; errors call the message ``what``."""
 
     def exchange(self, sends: Messages, recvs: Messages) -> Work:

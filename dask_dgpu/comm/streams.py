@@ -23,7 +23,6 @@ import numpy as np
 from dask_dgpu.comm.common import Lifetime, take_first
 from dask_dgpu.comm.point_to_point import (
     WITHOUT_THREAD,
-    Message,
     PointToPointComm,
     Posted,
     Verb,
@@ -180,7 +179,7 @@ class StreamComm(PointToPointComm):
                     message = entry[1] if isinstance(entry, tuple) else entry
                     message.fail(reason)
 
-    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
         if not isinstance(data, np.ndarray):
             raise ValueError("expected a buffer on the host, got one on a GPU")
         place = peer, tag

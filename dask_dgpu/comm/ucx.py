@@ -39,7 +39,7 @@ from ucxx._lib import libucxx
 from ucxx._lib.arr import Array
 
 from dask_dgpu.comm.common import Lifetime, settle
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Posted, Steps, Verb
+from dask_dgpu.comm.point_to_point import PointToPointComm, Posted, Steps, Verb
 from dask_dgpu.comm.protocol import Buffer, Work
 from dask_dgpu.comm.store import Store, meet
 from dask_dgpu.errors import CommError
@@ -354,7 +354,7 @@ class UcxComm(PointToPointComm):
         ordered.work = super()._start(name, ordered.run(steps), nbytes)
         return ordered
 
-    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
         if self._channel.device is None and hasattr(data, "__cuda_array_interface__"):
             raise ValueError("expected a buffer on the host, got one on a GPU")
         settle(data)

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dask_dgpu.comm.point_to_point import Message, PointToPointComm, Verb
+from dask_dgpu.comm.point_to_point import PointToPointComm, Posted, Verb
 from dask_dgpu.comm.protocol import Buffer
 from dask_dgpu.errors import CommError
 
@@ -19,7 +19,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.posted: defaultdict[Any, deque[_Posted]] = defaultdict(deque)
+        self.posted: defaultdict[Any, deque[_Side]] = defaultdict(deque)
         self.nbytes: Counter[tuple[int, int]] = Counter()
         self.messages: Counter[tuple[int, int]] = Counter()
         self.reason: str | None = None
@@ -34,9 +34,10 @@ class Wire:
         return found
 
 
-class _Posted:
+class _Side(Posted):
     def __init__(self, wire: Wire, data: Buffer, what: str) -> None:
-        self.wire, self.data, self.what, self.over = wire, data, what, False
+        super().__init__(what, wire.changed)
+        self.wire, self.data = wire, data
 
     def wait(self, seconds: float | None) -> None:
         with self.wire.changed:
@@ -57,8 +58,8 @@ class WireComm(PointToPointComm):
             self.wire.reason = "aborted"
             self.wire.changed.notify_all()
 
-    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Message:
-        wire, mine = self.wire, _Posted(self.wire, data, what)
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
+        wire, mine = self.wire, _Side(self.wire, data, what)
         pair = (self.rank, peer) if verb == "send" else (peer, self.rank)
         with wire.changed:
             if verb == "send":
