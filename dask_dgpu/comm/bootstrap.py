@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -116,17 +117,15 @@ def _abandonable(
     Only success or a library's own time limit ends its calls to connect. A communicator that is
     created too late is closed.
     """
-    created: list[Comm] = []
-    errors: list[Exception] = []
+    connected: Future[Comm] = Future()
 
     def connect_or_note() -> None:
         try:
             comm = create()
         except Exception as error:
-            errors.append(error)
+            connected.set_exception(error)
         else:
-            with attempt.changed:
-                created.append(comm)
+            connected.set_result(comm)
             if attempt.reason is not None:
                 comm.close()
         attempt.wake()
@@ -136,17 +135,13 @@ def _abandonable(
     attempt.threads.add(thread)
     thread.start()
     try:
-        attempt.wait_for(lambda: bool(created or errors), limit, what)
+        attempt.wait_for(connected.done, limit, what)
     except BaseException:
         attempt.abort(f"{what} was abandoned")
-        with attempt.changed:
-            late = list(created)
-        for comm in late:
-            comm.close()
+        if connected.done() and connected.exception() is None:
+            connected.result().close()
         raise
-    if errors:
-        raise errors[0]
-    return created[0]
+    return connected.result()
 
 
 def _import_ucx() -> Any:
