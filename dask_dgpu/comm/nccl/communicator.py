@@ -118,7 +118,7 @@ class NcclComm:
         self._torch_store.lifetime = self._lifetime
         self._marks = Marks(self._lifetime, limit)
 
-    def exchange(self, sends: Messages, recvs: Messages) -> Work:
+    def exchange(self, sends: Messages, recvs: Messages) -> NcclWork:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
         own = own_messages(self.rank, sends, recvs)
         others = [
@@ -143,7 +143,8 @@ class NcclComm:
             received = cupy.empty((self.size, target.size), target.dtype)
             sends = [(peer, target) for peer in range(self.size)]
             work = self.exchange(sends, list(enumerate(received)))
-            return DeferredWork(work, lambda: reduce_parts(target, list(received), op))
+            work.then = lambda: reduce_parts(target, list(received), op)
+            return work
         options = dist.AllreduceOptions()
         options.reduceOp, given = native
         return self._start(
@@ -327,9 +328,10 @@ class Marks:
 
 
 class NcclWork:
-    """A transfer on NCCL's stream."""
+    """A transfer on NCCL's stream; the first wait continues with ``then`` on the caller's."""
 
     ended: float | None = None  # only the GPU knows
+    then: Callable[[], None] | None = None
 
     def __init__(self, comm: NcclComm, name: str, work: Any, kept: Any) -> None:
         self._comm = comm
@@ -340,34 +342,16 @@ class NcclWork:
     def wait(self) -> None:
         """Make the caller's stream, not the host, wait for the transfer."""
         self._comm._order(self._work, self._name)
+        then, self.then = self.then, None
         self._work = self._kept = None
+        if then is not None:
+            then()
 
     def follow(self) -> None:
         """Make the current stream wait too; the buffers still belong to the transfer."""
         if self._work is not None:
             with self._comm._calling_torch(self._name):
                 self._work.wait()
-
-
-class DeferredWork:
-    """A transfer with a step after it, on the caller's stream."""
-
-    ended: float | None = None  # only the GPU knows
-
-    def __init__(self, work: Work, then: Callable[[], None]) -> None:
-        self._work: Any = work
-        self._then: Callable[[], None] | None = then
-
-    def wait(self) -> None:
-        """Wait, then run the step, once."""
-        self._work.wait()
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-    def follow(self) -> None:
-        """Make the current stream wait too, without the step."""
-        self._work.follow()
 
 
 def native_form(op: Reduction, *buffers: Buffer) -> tuple[Any, list[Buffer]] | None:
