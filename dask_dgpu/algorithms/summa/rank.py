@@ -19,9 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, zip_longest
+from math import prod
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.redistribute.rank import exchange
@@ -423,21 +422,18 @@ def _blocks(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
 def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
     """Add the partial sums of all layers; return this rank's blocks."""
     plan, comm, device = product.plan, product.comm, product.device
-    heights, widths = np.diff(plan.a.rows).tolist(), np.diff(plan.b.columns).tolist()
-    peers, layers = [comm.rank], {}
-    if comm.rank in plan.positions:
-        r, c, _ = plan.positions[comm.rank]
-        peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
-        layers = plan.final_layers(r, c)
-    kept = {p: [at for at, layer in layers.items() if peers[layer] == p] for p in sorted(peers)}
     sends, receives = [0] * plan.size, [0] * plan.size
-    mine = kept[comm.rank]
-    for peer, wanted in kept.items():
-        sends[peer] = sum(heights[i] * widths[j] for i, j in wanted)
-        receives[peer] = sum(heights[i] * widths[j] for i, j in mine)
+    peers, layers, mine = [comm.rank], dict[Block, int](), 0
+    if comm.rank in plan.positions:
+        r, c, mine = plan.positions[comm.rank]
+        peers = [plan.rank_at(r, c, layer) for layer in range(plan.mesh[2])]
+        layers, kept = plan.final_layers(r, c), (plan.kept[r, c] // plan.itemsize).tolist()
+        for peer, elements in zip(peers, kept, strict=True):
+            sends[peer], receives[peer] = elements, kept[mine]
     with device.computing():
         partial = {at: part for strip in strips for at, part in strip.cut(plan.b.columns)}
-        parts = [partial[at].reshape(-1) for wanted in kept.values() for at in wanted]
+        ordered = sorted(layers, key=lambda at: peers[layers[at]])
+        parts = [partial[at].reshape(-1) for at in ordered]
         out = device.empty(sum(sends), plan.accumulator)
         inbox = device.empty(sum(receives), plan.accumulator)
         for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
@@ -448,8 +444,8 @@ def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
         for other in others:
             total += other
         blocks: dict[Index, Array] = {}
-        for i, j in mine:
-            part, total = total[: heights[i] * widths[j]], total[heights[i] * widths[j] :]
-            part = part.reshape(heights[i], widths[j])
-            blocks[i, j] = part.astype(plan.dtype, order="C", copy=True)
+        for at in (at for at, layer in layers.items() if layer == mine):
+            shape = partial[at].shape
+            part, total = total[: prod(shape)], total[prod(shape) :]
+            blocks[at] = part.reshape(shape).astype(plan.dtype, order="C", copy=True)
         return blocks
