@@ -64,19 +64,23 @@ class Product:
 
 
 class Messages:
-    """The two message buffers of a rank, for all steps.
+    """The message buffers of a rank, for all steps; used on the transfer lane.
 
     The outgoing buffer of a step is free after its exchange, before its pieces are unpacked; so one
-    buffer for each direction is enough. All methods are called on the transfer lane.
+    buffer for each direction is enough. On several hosts, one rank of a host receives a piece for
+    all of them and passes it on as it is. While a rank computes, the next pieces come from other
+    hosts. Passing them on is not hidden: it is quick.
     """
 
     def __init__(self, product: Product) -> None:
         self.product, self.comm = product, product.comm
-        self.out = self.buffer("out", [step.sends for step in product.steps])
-        self.inbox = self.buffer("inbox", [step.receives for step in product.steps])
+        self.out = self._buffer("out", [step.sends for step in product.steps])
+        self.inbox = self._buffer("inbox", [step.receives for step in product.steps])
+        self.passes = self._buffer("passes", [step.passes for step in product.steps])
+        self.passed = self._buffer("passed", [step.passed for step in product.steps])
         self._under_way: Work | None = None
 
-    def buffer(self, name: str, each: Sequence[Pieces]) -> Array:
+    def _buffer(self, name: str, each: Sequence[Pieces]) -> Array:
         """Return the buffer of the messages of any step."""
         return self.product.device.workspace(name, max(some.nbytes for some in each), "uint8")
 
@@ -92,21 +96,30 @@ class Messages:
                 lost = piece.form.encode(values, message)
             if sent is not None:
                 sent.add(values, message, lost)
-        self._under_way = self.exchange(self.out, step.sends, self.inbox, step.receives)
+        self._under_way = self._exchange(self.out, step.sends, self.inbox, step.receives)
 
-    def exchange(self, out: Array, sends: Pieces, inbox: Array, receives: Pieces) -> Work | None:
+    def _exchange(self, out: Array, sends: Pieces, inbox: Array, receives: Pieces) -> Work | None:
         """Exchange messages in the order of ranks, in the first part of two buffers."""
         sent, received = out[: sends.nbytes], inbox[: receives.nbytes]
         return exchange(self.comm, sent, sends.counts, received, receives.counts)
 
     def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
-        """Wait for a step's exchange and copy its pieces to their ``place``."""
+        """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = None
-        self.read(step.receives, self.inbox, place)
+        self._read(step.receives, self.inbox, place)
+        if not self.product.plan.hosts:
+            return
+        received = {id(piece): self.inbox[at] for piece, at in step.receives.placed}
+        for piece, at in step.passes.placed:
+            self.passes[at] = received[id(piece)]
+        work = self._exchange(self.passes, step.passes, self.passed, step.passed)
+        if work is not None:
+            work.wait()
+        self._read(step.passed, self.passed, place)
 
-    def read(self, received: Pieces, inbox: Array, place: Callable[[Piece], Array]) -> None:
+    def _read(self, received: Pieces, inbox: Array, place: Callable[[Piece], Array]) -> None:
         """Copy pieces from their messages to their ``place``."""
         plan = self.product.plan
         for piece, at in received.placed:
@@ -118,30 +131,6 @@ class Messages:
 
     def close(self) -> None:
         """Do nothing: all exchanges are complete."""
-
-
-class HostMessages(Messages):
-    """Messages to one rank of a host for all ranks of it, which passes them on as they are.
-
-    While a rank computes, the next pieces come from other hosts. Passing them on is not hidden: it
-    is quick.
-    """
-
-    def __init__(self, product: Product) -> None:
-        super().__init__(product)
-        self.passes = self.buffer("passes", [step.passes for step in product.steps])
-        self.passed = self.buffer("passed", [step.passed for step in product.steps])
-
-    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
-        """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
-        super().unpack(step, place)
-        received = {id(piece): self.inbox[at] for piece, at in step.receives.placed}
-        for piece, at in step.passes.placed:
-            self.passes[at] = received[id(piece)]
-        work = self.exchange(self.passes, step.passes, self.passed, step.passed)
-        if work is not None:
-            work.wait()
-        self.read(step.passed, self.passed, place)
 
 
 class Pulls:
@@ -157,7 +146,7 @@ class Pulls:
         Reads do not convert, so both operands need the dtype of the panels.
         """
         plan, comm = product.plan, product.comm
-        if not plan.one_sided:
+        if not plan.one_sided or plan.hosts:
             return None
         if {plan.a.dtype, plan.b.dtype} != {factor_dtype(product.device.kind, plan.dtype)}:
             return None
@@ -191,11 +180,6 @@ class Pulls:
 Carrier = Messages | Pulls
 
 
-def carrier_of(product: Product) -> Carrier:
-    """Return what carries pieces between ranks, the same on all."""
-    return HostMessages(product) if product.plan.hosts else Pulls.open(product) or Messages(product)
-
-
 def summa_rank(
     plan: SummaPlan,
     comm: Comm,
@@ -222,7 +206,7 @@ def summa_rank(
         if plan.sparse:
             known = count_zeros(product)
             product = replace(product, share=replace(share, steps=known.steps))
-        carrier, steps = carrier_of(product), product.steps
+        carrier, steps = Pulls.open(product) or Messages(product), product.steps
         panels = _Panels(product)
     strips = _strips(product)
     with device.transferring():
