@@ -285,16 +285,3 @@ def test_dtype_is_that_of_numpy(dtype: str) -> None:
     for kind in TRIGONOMETRIC:
         expected = getattr(scipy.fft, kind[:-1])(np.ones(4, dtype)).dtype
         assert Transform(kind, 0, 4).output_dtype(np.dtype(dtype).name) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("dct", 0, 4), "expected a kind among .*, got 'dct'"),
-        (("fft", 0, 0), "expected n of at least 1 for fft, got 0"),
-        (("dct1", 0, 1), "expected n of at least 2 for dct1, got 1"),
-    ],
-)
-def test_bad_transform(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Transform(*arguments)
