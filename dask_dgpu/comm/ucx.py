@@ -49,7 +49,6 @@ SECRET_BYTES = 32
 
 # UCX's tags have 64 bits: the sender and our tag.
 _TAG_BITS = 31
-_RANK_BITS = 14
 # The tag of a farewell; collectives count from 1 to 2^30.
 _FAREWELL = 2**_TAG_BITS - 1
 
@@ -101,13 +100,10 @@ class UcxChannel:
     def __init__(
         self,
         rank: int,
-        size: int,
         timeout: float,
         device: int | None,
         ports: tuple[int, int] | None = None,
     ) -> None:
-        if size > 2**_RANK_BITS:
-            raise ValueError(f"expected at most {2**_RANK_BITS} ranks, got {size}")
         self.rank = rank
         self.timeout = timeout
         self.device = device
@@ -429,7 +425,7 @@ def join(
     after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
     seconds; ``None`` waits until aborted.
     """
-    channel = UcxChannel(rank, size, timeout, device, ports)
+    channel = UcxChannel(rank, timeout, device, ports)
     try:
         mine = f"{channel.address.hex()} {token_hex(SECRET_BYTES)}"
         texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
