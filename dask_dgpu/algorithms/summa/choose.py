@@ -353,7 +353,7 @@ def seated(local: Floats, plan: SummaPlan, part: Mesh, hosts: tuple[int, ...]) -
 
     ``local[rank, r, c, d]`` are the bytes of what a place needs that a rank owns.
     """
-    size, mesh = len(local), plan.mesh
+    mesh = plan.mesh
     cells = [n // k for n, k in zip(mesh, part, strict=True)]
     split = [extent for pair in zip(cells, part, strict=True) for extent in pair]
     # hosts and ranks of a host, cells of the mesh and places in a cell
@@ -366,7 +366,6 @@ def seated(local: Floats, plan: SummaPlan, part: Mesh, hosts: tuple[int, ...]) -
         ranks, places = linear_sum_assignment(owned[host, :, cell], maximize=True)
         seats[cell, places] = host * hosts[0] + ranks
     whole = seats.reshape(*cells, *part).transpose(0, 3, 1, 4, 2, 5)
-    assert whole.size == size
     return tuple(whole.ravel().tolist())
 
 
