@@ -336,10 +336,3 @@ def test_a_wanted_block_has_an_owner() -> None:
     assert plan.target.owners == (0, -1)
     with pytest.raises(ValueError, match=r"expected an owner of block \(1,\)"):
         plan_halo(layout, "float64", ((1, 1),), (None,), 1)
-
-
-def test_a_block_must_be_what_was_planned() -> None:
-    plan = plan_halo(Layout(((0, 4),), (0,)), "float64", ((1, 1),), (None,), 1)
-    for block in (np.zeros(3), np.zeros(4, "float32")):
-        with pytest.raises(ValueError, match=r"shape \(4,\) for block \(0,\), got float"):
-            run_local(1, lambda comm, x=block: halo_rank(plan, comm, HostDevice(), {(0,): x}))

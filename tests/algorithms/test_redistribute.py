@@ -488,22 +488,6 @@ def test_progress_may_give_up() -> None:
         run_local(3, program)
 
 
-@pytest.mark.parametrize(
-    ("block", "message"),
-    [
-        (
-            np.zeros(3, "float32"),
-            r"float64 .* for block \(0,\) at .*, got float32 of shape \(3,\)",
-        ),
-        (np.zeros(4), r"for block \(0,\) at .*, got float64 of shape \(4,\)"),
-    ],
-)
-def test_blocks_must_be_what_the_plan_says(block: Array, message: str) -> None:
-    plan = plan_redistribute(Layout(((0, 3),), (0,)), Layout(((0, 1, 3),), (0, 0)), "float64", 1)
-    with pytest.raises(ValueError, match=message):
-        run_local(1, lambda comm: redistribute_rank(plan, comm, HostDevice(), {(0,): block}))
-
-
 def test_a_block_that_moves_has_an_owner() -> None:
     source = Layout(((0, 4), (0, 2, 4)), (0, -1))
     with pytest.raises(ValueError, match=r"expected an owner of block \(0, 1\), got none"):

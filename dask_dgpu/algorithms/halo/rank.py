@@ -17,7 +17,7 @@ import numpy as np
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.cells import Ints, Selected, indices_at, unravel, values_at
 from dask_dgpu.algorithms.halo.plan import Assembly, HaloPlan
-from dask_dgpu.algorithms.redistribute.rank import Copies, Place, checked, exchange
+from dask_dgpu.algorithms.redistribute.rank import Copies, Place, exchange
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
@@ -162,16 +162,8 @@ class Exchange:
     ) -> None:
         self.comm, self.device = comm, device
         self.work = work = schedule(plan, comm.rank)
-        sources = [
-            checked(blocks[i], f"block {i}", plan.layout.block_shape(i), plan.dtype)
-            for i in work.sources
-        ]
-        targets = [
-            checked(extended[i], f"block {i}", plan.target.block_shape(i), plan.dtype)
-            for i in work.blocks
-        ]
-        views = Arrays(_views(plan, device, work.views, sources))
-        ghosted = Arrays(targets)
+        views = Arrays(_views(plan, device, work.views, [blocks[i] for i in work.sources]))
+        ghosted = Arrays([extended[i] for i in work.blocks])
         split = sum(work.send_counts)
         buffer = device.workspace(name, split + sum(work.receive_counts), plan.dtype)
         self.out, self.inbox = buffer[:split], buffer[split:]
