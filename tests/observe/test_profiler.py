@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -32,7 +31,6 @@ from tests.support.programs import even, launch_of
 
 SETTINGS: dict[str, Any] = {"when": "always", "on_error": "raise", "local_ranks": 3}
 A = np.random.default_rng(23).random((12, 12))
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -238,8 +236,8 @@ def test_what_is_refused(x: da.Array, tmp_path: Path) -> None:
             call()
     with prof, pytest.raises(dgpu.errors.DgpuError, match="got one within its own block"), prof:
         pass
-    with pytest.raises(ValueError, match=r"expected path to be a file named \.html, \.svg or"):
-        prof.timeline().save(tmp_path / "x.pdf")
+    with pytest.raises(ValueError, match=r"expected path to be a file named \.html, got"):
+        prof.timeline().save(tmp_path / "x.png")
     with pytest.raises(TypeError, match=r"expected client to be a distributed\.Client, got 1"):
         dgpu.Profiler(1)  # type: ignore[arg-type]
 
@@ -249,11 +247,8 @@ def test_timeline_needs_no_script(x: da.Array, tmp_path: Path) -> None:
     prof.timeline().save(tmp_path / "time.html")
     page = (tmp_path / "time.html").read_text()
     assert "<script" not in page
-    prof.timeline().save(tmp_path / "time.svg")
-    svg = ElementTree.parse(tmp_path / "time.svg")
-    texts = [each.text for each in svg.iter(f"{SVG}text")]
-    assert [f"rank {rank}, gang" in texts for rank in range(3)] == [True] * 3
-    assert "matmul" in texts
+    assert all(f">rank {rank}, gang<" in page for rank in range(3))
+    assert ">matmul<" in page
     assert prof._repr_html_().startswith("<table")
     assert "<svg" in prof._repr_html_()
     assert prof.timeline().html() == prof.timeline().html()  # no dates, no random names
@@ -270,15 +265,14 @@ def test_timeline_in_a_browser(x: da.Array, tmp_path: Path) -> None:
         assert "matmul" in browser.value("document.querySelector('svg').textContent")
 
 
-def test_timeline_as_png(x: da.Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_needs_matplotlib(
+    x: da.Array, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prof, _ = profiled((x @ x).sum())
-    prof.timeline().save(tmp_path / "time.png")
-    assert (tmp_path / "time.png").read_bytes().startswith(b"\x89PNG")
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    for name in ("other.png", "other.svg", "other.html"):
-        with pytest.raises(dgpu.errors.DgpuError, match="expected matplotlib to be installed"):
-            prof.timeline().save(tmp_path / name)
+    with pytest.raises(dgpu.errors.DgpuError, match="expected matplotlib to be installed"):
+        prof.timeline().save(tmp_path / "time.html")
     assert "matmul" in prof._repr_html_()  # its table
     assert "expected matplotlib to be installed" in prof.timeline()._repr_html_()
 
@@ -303,7 +297,7 @@ def test_marks_of_a_timeline(tmp_path: Path) -> None:
     assert all(f">{text}<" in html for text in ("worker &lt;0&gt;, gang", "mul", "add"))
     assert ">worker &lt;0&gt;, thread 1<" in html
     assert "1 late events are not drawn<" in html
-    line.save(tmp_path / "time.png")
+    line._figure().savefig(tmp_path / "time.png")
     pixels = np.round(imread(tmp_path / "time.png")[..., :3] * 255)
     row = pixels[_of(pixels, drawing.FAILED).any(axis=1)]
     mul, failed = (_of(row, c).any(axis=0).sum() for c in (drawing.COLOURS[0], drawing.FAILED))

@@ -27,8 +27,6 @@ COLOURS = (
 
 FAILED, OTHERS, TEXT, WAIT = "#e15759", "#a0a0a0", "#808080", "#00000099"
 
-FORMATS = (".html", ".svg", ".png")
-
 
 @dataclass(frozen=True)
 class Timeline:
@@ -49,12 +47,12 @@ class Timeline:
     found: Found
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the timeline to a file.
+        """Write the timeline to a page.
 
         Parameters
         ----------
         path : path-like
-            The file, which is overwritten. Its name ends in ``.html``, ``.svg`` or ``.png``.
+            The file, which is overwritten. Its name ends in ``.html``.
 
         Raises
         ------
@@ -64,18 +62,14 @@ class Timeline:
             If matplotlib is not installed.
         """
         file = Path(path)
-        if file.suffix not in FORMATS:
-            expected("path", "a file named .html, .svg or .png", str(path))
-        if file.suffix == ".png":
-            self._figure().savefig(file)
-        elif file.suffix == ".svg":
-            file.write_text(self._svg())
-        else:
-            page = f"<!doctype html><meta charset='utf-8'><title>Timeline</title>{self.html()}"
-            file.write_text(page)
+        if file.suffix != ".html":
+            expected("path", "a file named .html", str(path))
+        file.write_text(
+            f"<!doctype html><meta charset='utf-8'><title>Timeline</title>{self.html()}"
+        )
 
     def html(self) -> str:
-        """Return the timeline as HTML, without scripts.
+        """Return the timeline as HTML, without scripts; the same for the same record.
 
         Returns
         -------
@@ -87,8 +81,13 @@ class Timeline:
         DgpuError
             If matplotlib is not installed.
         """
-        svg = self._svg()
-        return f"<figure style='overflow-x:auto;margin:0'>{svg[svg.index('<svg') :]}</figure>"
+        figure, text = self._figure(), StringIO()
+        from matplotlib import rc_context
+
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
+            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        _, svg, rest = text.getvalue().partition("<svg")
+        return f"<figure style='overflow-x:auto;margin:0'>{svg}{rest}</figure>"
 
     def _repr_html_(self) -> str:
         try:
@@ -160,15 +159,6 @@ class Timeline:
         place: Any = {"loc": "outside lower center", "ncols": 6, "frameon": False}
         figure.legend(handles=handles, labelcolor=TEXT, **place)
         return figure
-
-    def _svg(self) -> str:
-        """Return the drawing as SVG, the same for the same record."""
-        figure, text = self._figure(), StringIO()
-        from matplotlib import rc_context
-
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "timeline"}):
-            figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-        return text.getvalue()
 
 
 def write_trace(found: Found, path: str | PathLike[str]) -> None:
