@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+import pytest
 from distributed import Client
 
 from dask_dgpu.algorithms import probe
+from dask_dgpu.batches import whole
 from dask_dgpu.kernels import gemm
+from dask_dgpu.session import enable
 
 
 def slow_blocks(client: Client, seconds: float) -> None:
@@ -46,6 +50,17 @@ def spoil_blocks(error: Exception) -> None:
         raise error
 
     gemm.accumulate = accumulate
+
+
+def find_workers_of(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``enable`` find workers of another kind of device."""
+    gather = enable.gather
+    monkeypatch.setattr(enable, "gather", lambda *args: replace(gather(*args), device=device))
+
+
+def allow_small_blocks(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have functions that run as one graph get blocks of so few bytes."""
+    monkeypatch.setattr(whole, "LEAST", nbytes)
 
 
 def die_while_measuring() -> None:

@@ -13,6 +13,7 @@ from distributed import Client, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
+from tests.cluster.faults import find_workers_of
 from tests.cluster.observe import (
     counted,
     eventually,
@@ -226,9 +227,7 @@ def test_enabled_before_the_first_worker_is_there():
 
 def test_enabled_with_another_device(client, device, monkeypatch):
     facts, other = dask.config.get("array_optimize").facts, {"cpu": "cuda", "cuda": "cpu"}[device]
-    monkeypatch.setattr(
-        "dask_dgpu.session.enable.gather", lambda client, settings: replace(facts, device=other)
-    )
+    find_workers_of(other, monkeypatch)
     message = f"expected setting dgpu.device to be {device!r}, got .*, which is {other!r} here"
     with pytest.raises(dgpu.errors.DgpuError, match=message):
         dgpu.enable(client)

@@ -16,6 +16,7 @@ from distributed import Client, wait
 import dask_dgpu as dgpu
 from tests.batches.test_arguments import EMPTY, FUNCTIONS, check_without_elements
 from tests.cluster.conftest import SETTINGS
+from tests.cluster.faults import allow_small_blocks
 from tests.cluster.observe import eventually
 from tests.support.reference.conv2d import conv2d_reference
 
@@ -129,7 +130,7 @@ def test_a_function_that_runs_out_of_memory(
     client: Client, earlier: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes once more, in smaller blocks."""
-    monkeypatch.setattr("dask_dgpu.batches.whole.LEAST", 16 << 10)
+    allow_small_blocks(16 << 10, monkeypatch)
     flag = tmp_path / "failed"
 
     def root(block: Any) -> Any:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import dask_dgpu as dgpu
 
 ROOT = Path(__file__).parents[2]
-SHARE = 0.39
+SHARE = 0.44
 """Of all test functions, so many are in public files. It may only rise."""
-PROTOCOLS = ("dask_dgpu.comm.protocol",)
-"""Modules that users may implement or call, beside the public names of ``dask_dgpu``."""
+SHARE_OF_LINES = 0.42
+"""The same of lines. The target is 0.6."""
+PROTOCOLS = (
+    "dask_dgpu.comm.protocol",
+    "dask_dgpu.operations.operation",
+    "dask_dgpu.runtime.program",
+    "graph_opt.model.expression",
+    "graph_opt.model.piece",
+    "graph_opt.model.reader",
+)
+"""Documented protocols: transports, operations, and the forms of a graph that they meet."""
 PUBLIC = {*dgpu.__all__, "max", "min", "sum", "__version__"}
 HELPERS: dict[str, set[str]] = {
     "tests/batches/conftest.py": {
@@ -21,7 +33,12 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.batches.whole",
     },
     "tests/cluster/conftest.py": {"graph_opt.dask_graph.sent.SentGraph"},
-    "tests/cluster/faults.py": {"dask_dgpu.algorithms.probe", "dask_dgpu.kernels.gemm"},
+    "tests/cluster/faults.py": {
+        "dask_dgpu.algorithms.probe",
+        "dask_dgpu.batches.whole",
+        "dask_dgpu.kernels.gemm",
+        "dask_dgpu.session.enable",
+    },
     "tests/support/forked.py": {
         "dask_dgpu.runtime.worker.plugin",
         "dask_dgpu.kernels.conv.host",
@@ -34,12 +51,10 @@ or fail, and for workers that fork. None calls what a test is about.
 
 def is_internal(name: str) -> bool:
     package, _, rest = name.partition(".")
-    if package == "graph_opt":
-        return True
-    return (
-        package == "dask_dgpu"
-        and rest.split(".")[0] not in {*PUBLIC, ""}
-        and (not name.startswith(PROTOCOLS))
+    if name.startswith(PROTOCOLS):
+        return False
+    return package == "graph_opt" or (
+        package == "dask_dgpu" and rest.split(".")[0] not in {*PUBLIC, ""}
     )
 
 
@@ -90,10 +105,15 @@ def count(path: Path) -> int:
     return sum(isinstance(node, kinds) and node.name.startswith("test") for node in nodes(path))
 
 
-def test_share_of_public_tests() -> None:
-    files = {path: count(path) for path in (ROOT / "tests").rglob("test_*.py")}
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize(("counted", "least"), [(count, SHARE), (lines, SHARE_OF_LINES)])
+def test_share_of_public_tests(counted: Callable[[Path], int], least: float) -> None:
+    files = {path: counted(path) for path in (ROOT / "tests").rglob("test_*.py")}
     public = sum(number for path, number in files.items() if not internals(path))
-    assert public / sum(files.values()) >= SHARE
+    assert public / sum(files.values()) >= least
 
 
 def test_helpers_import_what_they_may() -> None:

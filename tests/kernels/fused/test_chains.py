@@ -15,23 +15,12 @@ from dask_dgpu.kernels.fused.plan import planned
 from dask_dgpu.kernels.fused.planning import Planner
 from graph_opt.model.expression import Expression
 from tests.kernels.fused.tracing import traced
+from tests.planner.test_chains import mandelbrot
 
 LONG = 250
 """Steps of which Python could not follow the nodes by recursion."""
 
 SHAPE = 64, 512
-
-
-def mandelbrot(xp: Any, re: Any, im: Any, steps: int) -> Any:
-    """Return how many of some steps a point takes to leave the circle."""
-    zr, zi, count = re * 0, im * 0, re * 0
-    for _ in range(steps):
-        r2, i2 = zr * zr, zi * zi
-        inside = xp.less(r2 + i2, 4.0)
-        count = count + inside
-        zi = xp.where(inside, 2 * zr * zi + im, zi)
-        zr = xp.where(inside, r2 - i2 + re, zr)
-    return count
 
 
 def averaged(xp: Any, re: Any, im: Any, steps: int) -> Any:
