@@ -13,10 +13,10 @@ The thread runs the calls, lets UCX progress, completes messages, and sleeps unt
 device or another thread wakes it. So no two threads call UCX at once, and no other thread blocks
 within UCX.
 
-The loss of a peer ends only the messages with that peer. A late message and an abort end the
-channel, because a started receive cannot be cancelled: every message fails, and UCX disconnects,
-which the peers notice like the loss of a process. Buffers are kept until UCX releases them. An
-orderly end exchanges farewells with all peers first, so that no sent data is discarded.
+The loss of a peer ends only the messages with that peer. A late message and an abort disconnect
+the rank, because a started receive cannot be cancelled: every message fails, which the peers notice
+like the loss of a process. Buffers are kept until UCX releases them. An orderly end exchanges
+farewells with all peers first, so that no sent data is discarded.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ _LAST_WAIT = 2.0
 
 
 class UcxMessage(Posted):
-    """A posted send or receive; if it is late, its channel ends.
+    """A posted send or receive; if it is late, its communicator is disconnected.
 
     To drop the request cancels it, if UCX still can. The buffer is kept with it.
     """
 
-    def __init__(self, what: str, channel: UcxChannel, peer: int) -> None:
-        super().__init__(what, channel.changed)
+    def __init__(self, what: str, comm: UcxComm, peer: int) -> None:
+        super().__init__(what, comm.changed)
         self.peer = peer
         self.request: Any = None
         self.buffer: Any = None
-        self._channel = channel
+        self._comm = comm
 
     def wait(self, seconds: float | None) -> None:
         """Block until it is done; raise ``CommError`` if it failed or is late."""
@@ -81,7 +81,7 @@ class UcxMessage(Posted):
             super().wait(seconds)
         except CommError as error:
             if not self.over:
-                self._channel.fail(str(error))
+                self._comm.disconnect(str(error))
             raise
 
 
@@ -89,8 +89,8 @@ class _EndError(Exception):
     """Ends the thread's loop; its text is the reason."""
 
 
-class UcxChannel:
-    """The messages between this process and its peers, which connect to ``address``.
+class UcxComm(PointToPointComm):
+    """One rank over UCX, to whose ``address`` others connect; see :class:`~.protocol.Comm`.
 
     ``timeout`` are the seconds to create the worker, and to wait for the farewells of others;
     ``device`` is the CUDA device of the arrays, ``None`` for NumPy's. UCX listens on ``ports`` from
@@ -100,18 +100,19 @@ class UcxChannel:
     def __init__(
         self,
         rank: int,
+        size: int,
         timeout: float,
         device: int | None,
         ports: tuple[int, int] | None = None,
     ) -> None:
-        self.rank = rank
+        super().__init__(rank, size, timeout, self._end_messages)
         self.timeout = timeout
         self.device = device
         self.changed = threading.Condition()
         self._ports = ports
         self._lock = threading.Lock()
         self._ended: str | None = None
-        self._calls: deque[tuple[Callable[[], None], UcxMessage | None]] = deque()
+        self._queue: deque[tuple[Callable[[], None], UcxMessage | None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._worker: Any = None
         self._poll = select.poll()
@@ -126,7 +127,7 @@ class UcxChannel:
         try:
             self.address = address.result(timeout)
         except TimeoutError:
-            self.fail("it started too late")
+            self.disconnect("it started too late")
             raise CommError(f"rank {rank}'s UCX did not start within the time limit") from None
 
     def connect(self, addresses: Sequence[bytes]) -> None:
@@ -135,31 +136,40 @@ class UcxChannel:
         self._do(partial(self._connect, addresses, done), done)
         done.wait(self.timeout)
 
-    def post(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> UcxMessage:
-        """Post a message of bytes; messages with one verb, peer and tag are in order.
-
-        The data must not change until the message is done. Errors call it ``what``.
-        """
-        message = UcxMessage(what, self, peer)
-        self._do(partial(self._post, verb, data, tag, message), message)
-        return message
-
-    def fail(self, reason: str) -> None:
-        """End everything; from any thread, does not block."""
+    def disconnect(self, reason: str) -> None:
+        """End all messages; from any thread, does not block."""
         with suppress(CommError):
             self._do(partial(_end, reason))
 
-    def close(self) -> None:
-        """End everything once no peer needs it; from any thread, does not block."""
-        with suppress(CommError):
-            self._do(partial(self._say_farewell, self.timeout))
+    def _end_messages(self) -> None:
+        """End all messages, after a close once no peer needs them."""
+        if self._lifetime.closed:
+            with suppress(CommError):
+                self._do(partial(self._say_farewell, self.timeout))
+        else:
+            self.disconnect("its communicator was aborted")
+
+    def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
+        if self.device is None:
+            return super()._start(name, steps, nbytes)
+        ordered = _OrderedWork(self.device)
+        ordered.work = super()._start(name, ordered.run(steps), nbytes)
+        return ordered
+
+    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
+        if self.device is None and hasattr(data, "__cuda_array_interface__"):
+            raise ValueError("expected a buffer on the host, got one on a GPU")
+        settle(data)
+        message = UcxMessage(what, self, peer)
+        self._do(partial(self._issue, verb, data, tag, message), message)
+        return message
 
     def _do(self, call: Callable[[], None], message: UcxMessage | None = None) -> None:
-        """Queue a call; its message fails if the channel ends first."""
+        """Queue a call; its message fails if the rank is disconnected first."""
         with self._lock:
             if self._ended is not None:
                 raise CommError(f"rank {self.rank} is disconnected: {self._ended}")
-            self._calls.append((call, message))
+            self._queue.append((call, message))
             os.eventfd_write(self._wake, 1)
 
     # The methods below run in the thread.
@@ -210,10 +220,10 @@ class UcxChannel:
         """Fail all messages; transfers continue until the release."""
         with self._lock:
             self._ended = reason
-        for message in (*self._posted, *(message for _, message in self._calls)):
+        for message in (*self._posted, *(message for _, message in self._queue)):
             if message is not None:
                 message.fail(reason)
-        self._calls.clear()
+        self._queue.clear()
 
     def _release(self) -> None:
         """Disconnect, and free buffers once UCX has released them."""
@@ -232,12 +242,12 @@ class UcxChannel:
         self._worker = None
 
     def _turn(self) -> None:
-        while self._calls:
-            call, _ = self._calls.popleft()
+        while self._queue:
+            call, _ = self._queue.popleft()
             call()
         self._progress()
         self._check_peers()
-        if not self._calls:
+        if not self._queue:
             self._sleep(_LONGEST_SLEEP)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
@@ -285,7 +295,7 @@ class UcxChannel:
             self._farewells[peer] = self._exchange_farewell("recv", peer)
         done.end()
 
-    def _post(self, verb: Verb, data: Buffer, tag: int, message: UcxMessage) -> None:
+    def _issue(self, verb: Verb, data: Buffer, tag: int, message: UcxMessage) -> None:
         """Post a message, which keeps its buffer; errors go to the message."""
         try:
             array, endpoint = Array(data), self._endpoints[message.peer]
@@ -301,7 +311,7 @@ class UcxChannel:
 
     def _exchange_farewell(self, verb: Verb, peer: int) -> UcxMessage:
         message = UcxMessage(f"the farewell of rank {peer}", self, peer)
-        self._post(verb, np.zeros(1, np.uint8), _FAREWELL, message)
+        self._issue(verb, np.zeros(1, np.uint8), _FAREWELL, message)
         return message
 
     def _say_farewell(self, seconds: float) -> None:
@@ -328,33 +338,6 @@ def _error_of(request: Any) -> str | None:
     except libucxx.UCXError as error:
         return str(error) or type(error).__name__
     return None
-
-
-class UcxComm(PointToPointComm):
-    """One rank over UCX; see :class:`~dask_dgpu.comm.protocol.Comm`."""
-
-    def __init__(self, channel: UcxChannel, size: int, limit: float | None) -> None:
-        super().__init__(channel.rank, size, limit, self._end_messages)
-        self._channel = channel
-
-    def _end_messages(self) -> None:
-        if self._lifetime.closed:
-            self._channel.close()
-        else:
-            self._channel.fail("its communicator was aborted")
-
-    def _start(self, name: str, steps: Steps, nbytes: int | None = None) -> Work:
-        if self._channel.device is None:
-            return super()._start(name, steps, nbytes)
-        ordered = _OrderedWork(self._channel.device)
-        ordered.work = super()._start(name, ordered.run(steps), nbytes)
-        return ordered
-
-    def _post_message(self, verb: Verb, peer: int, data: Buffer, tag: int, what: str) -> Posted:
-        if self._channel.device is None and hasattr(data, "__cuda_array_interface__"):
-            raise ValueError("expected a buffer on the host, got one on a GPU")
-        settle(data)
-        return self._channel.post(verb, peer, data, tag, what)
 
 
 class _OrderedWork:
@@ -425,17 +408,16 @@ def join(
     after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
     seconds; ``None`` waits until aborted.
     """
-    channel = UcxChannel(rank, timeout, device, ports)
+    comm = UcxComm(rank, size, timeout, device, ports)
     try:
-        mine = f"{channel.address.hex()} {token_hex(SECRET_BYTES)}"
+        mine = f"{comm.address.hex()} {token_hex(SECRET_BYTES)}"
         texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
         found = [tuple(map(bytes.fromhex, text.split())) for text in texts]
-        channel.connect([address for address, _ in found])
-        comm = UcxComm(channel, size, limit=timeout)
+        comm.connect([address for address, _ in found])
         lifetime.adopt(comm._lifetime)
         _greet(comm, [secret for _, secret in found])
         comm.limit = limit
     except BaseException:
-        channel.fail("it did not connect")
+        comm.abort("it did not connect")
         raise
     return comm

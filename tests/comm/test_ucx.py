@@ -1,4 +1,4 @@
-"""UCX: what is on its way when ranks leave, and what is left of a channel that ended."""
+"""UCX: what is on its way when ranks leave, and what is left of a communicator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _connect(rank, address, name, limit=None):
 def _threads_end(seconds=5.0):
     late = time.monotonic() + seconds
     while any(thread.name == "ucx" for thread in threading.enumerate()):
-        assert time.monotonic() < late, "a channel's thread goes on"
+        assert time.monotonic() < late, "a thread goes on"
         time.sleep(0.01)
 
 
