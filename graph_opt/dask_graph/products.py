@@ -44,7 +44,7 @@ from graph_opt.dask_graph.parse import (
 from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.subscripts import REPEATED, Subscripts
 from graph_opt.pieces.contract import ContractPiece
-from graph_opt.pieces.matmul import MatmulPiece, ProductPiece
+from graph_opt.pieces.matmul import MATRICES, MatmulPiece, ProductPiece
 
 MATMUL = da.matmul
 """Dask's own function: settings may replace it."""
@@ -55,9 +55,6 @@ SUMS: Mapping[Any, tuple[Any, ...]] = {
     chunk_einsum: (np.sum,),
 }
 """The functions of the layers that sum the partial products of a function."""
-
-MATRICES = "ab,bc->ac"
-"""The letters of a product of matrices."""
 
 
 def match(graph: ArrayGraph, name: str) -> ProductPiece | Declined | None:
@@ -90,7 +87,7 @@ def match(graph: ArrayGraph, name: str) -> ProductPiece | Declined | None:
         return Declined(output.name, reason)
     inner = (name, *passed)
     piece: ProductPiece
-    if str(subscripts) == MATRICES and function is not chunk_einsum:
+    if subscripts == MATRICES and function is not chunk_einsum:
         piece = MatmulPiece(output, left, right, inner=inner)
     else:
         loops = function is chunk_einsum and not _keywords(graph, name)["optimize"]

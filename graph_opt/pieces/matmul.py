@@ -1,38 +1,42 @@
-"""The piece of a matrix product; its target is the ``summa`` algorithm."""
+"""The piece of a product of two arrays, and that of two matrices, by the ``summa`` algorithm."""
 
 from __future__ import annotations
 
 import math
 import re
-from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product as cartesian
 from typing import Any, Self
 
 from graph_opt.model.cost import Machine, dask_product_seconds
-from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of
+from graph_opt.model.layout import ArrayNode, Chunks, Cuts, Index, cuts_of
 from graph_opt.model.piece import Piece
+from graph_opt.model.subscripts import REPEATED, Subscripts
 
 TERM = re.compile(r"(-[0-9]+){2}$")
 """What follows the name of a product in those of its terms."""
 
+MATRICES = Subscripts("ab", "bc", "ac")
+"""The letters of a product of matrices."""
+
+Lines = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class ProductPiece(Piece):
-    """A product of two arrays, or one term of it.
+    """A product of two arrays, by letters for their axes, or one term of it.
 
-    ``depth`` are the blocks along the contracted axis that are multiplied, ``None`` for all.
+    ``kept`` are the computed blocks along each axis of the output, and ``depth`` those along the
+    contracted axis that are multiplied, ``None`` for all.
     """
 
     left: ArrayNode
     right: ArrayNode
-    depth: tuple[int, ...] | None = field(default=None, kw_only=True)
-
-    @property
-    @abstractmethod
-    def contracted(self) -> tuple[int, int]:
-        """The axis of either operand along which ``depth`` counts."""
+    subscripts: Subscripts = MATRICES
+    kept: tuple[Lines, ...] | None = None
+    depth: Lines | None = field(default=None, kw_only=True)
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
@@ -43,8 +47,19 @@ class ProductPiece(Piece):
         """The first layer, whose name has the operation."""
         return self.layers[0]
 
+    @property
+    def cut(self) -> str:
+        """The letter of the contracted axis with most blocks, along which ``depth`` counts."""
+        blocks = dict(zip(self.subscripts.left, self.left.grid, strict=True))
+        return max(self.subscripts.inner, key=blocks.__getitem__)
+
     @cached_property
-    def multiplied(self) -> tuple[int, ...]:
+    def contracted(self) -> tuple[int, int]:
+        """The axis of either operand along which ``depth`` counts."""
+        return self.subscripts.left.index(self.cut), self.subscripts.right.index(self.cut)
+
+    @cached_property
+    def multiplied(self) -> Lines:
         """The blocks along the contracted axis of the left operand that are multiplied."""
         blocks = self.left.grid[self.contracted[0]]
         return tuple(range(blocks)) if self.depth is None else self.depth
@@ -63,80 +78,101 @@ class ProductPiece(Piece):
         output = replace(self.output, name=name)
         return replace(self, output=output, depth=blocks, inner=self.layers)
 
+    @property
+    def lines(self) -> tuple[Lines, ...]:
+        """The computed blocks along each axis of the output."""
+        whole = tuple(tuple(range(blocks)) for blocks in self.output.grid)
+        return whole if self.kept is None else self.kept
+
+    @cached_property
+    def computed(self) -> tuple[Index, ...]:
+        """The blocks at the crossings of the kept blocks of all axes."""
+        return tuple(cartesian(*self.lines))
+
+    @cached_property
+    def _read(self) -> tuple[list[Sequence[int]], ...]:
+        """The blocks along each axis of each operand that are read."""
+        kept: dict[str, Sequence[int]] = dict(zip(self.subscripts.output, self.lines, strict=True))
+        if self.depth is not None:
+            kept[self.cut] = self.depth
+        letters_of = self.subscripts.left, self.subscripts.right
+        return tuple(
+            [kept.get(letter, range(count)) for letter, count in zip(some, node.grid, strict=True)]
+            for node, some in zip(self.inputs, letters_of, strict=True)
+        )
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of either operand that computed ones depend on."""
+        return tuple(tuple(cartesian(*blocks)) for blocks in self._read)
+
+    @cached_property
+    def chunks(self) -> tuple[Chunks, ...]:
+        """The sizes of the chunks of each operand that are read."""
+        return tuple(
+            tuple(
+                tuple(sizes[at] for at in along)
+                for sizes, along in zip(node.chunks, blocks, strict=True)
+            )
+            for node, blocks in zip(self.inputs, self._read, strict=True)
+        )
+
+    @cached_property
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        """The chunks along each letter, in the computed part; the left operand's of both."""
+        left, right = self.chunks
+        return {
+            **dict(zip(self.subscripts.right, right, strict=True)),
+            **dict(zip(self.subscripts.left, left, strict=True)),
+        }
+
+    def length(self, letters: str) -> int:
+        """Return the product of the lengths of some letters, in the computed part."""
+        return math.prod(sum(self._sizes[letter]) for letter in letters)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        shape = tuple(map(self.length, self.subscripts.output))
+        return {**super().facts, "shape": shape, "inner": self.length(self.subscripts.inner)}
+
+    def restrict(self, wanted: frozenset[Index]) -> Self:
+        """Keep, along each axis, the blocks with a wanted one."""
+        axes = range(self.output.ndim)
+        kept = tuple(tuple(sorted({index[axis] for index in wanted})) for axis in axes)
+        return replace(self, kept=kept)
+
+    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
+        """Return tasks and seconds of plain Dask: a product and a sum for each pair of blocks."""
+        groups = self.subscripts.rows, self.subscripts.inner, self.subscripts.columns
+        blocks = {letter: len(sizes) for letter, sizes in self._sizes.items()}
+        m, k, n = map(self.length, groups)
+        rows, inner, columns = (math.prod(blocks[letter] for letter in each) for each in groups)
+        tasks = 2 * math.prod(blocks[letter] for letter in blocks.keys() - {REPEATED})
+        terms = (m, k, n), (rows, inner, columns), self.output.dtype, ranks, machine
+        batch = self.length(self.subscripts.batch)
+        return tasks, dask_product_seconds(*terms, batch=batch, tasks=tasks)
+
 
 @dataclass(frozen=True)
 class MatmulPiece(ProductPiece):
     """A matrix product ``output = left @ right``.
 
-    ``rows`` and ``columns`` are the computed block rows and columns of the output, ``None``
-    for all. ``options`` are those of the algorithm, ``None`` for its defaults.
+    ``options`` are those of the algorithm, ``None`` for its defaults.
     """
 
-    rows: tuple[int, ...] | None = None
-    columns: tuple[int, ...] | None = None
-    options: Any = None
+    options: Any = field(default=None, kw_only=True)
 
     operation = "matmul"
 
     @property
-    def contracted(self) -> tuple[int, int]:
-        return 1, 0
-
-    @property
-    def task(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, Any]:
+    def task(self) -> tuple[Any, ...]:
         """The computed block rows and block columns, ``depth``, and the options."""
         return *self.lines, self.depth, self.options
 
-    @cached_property
-    def lines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The computed block rows and block columns."""
-        rows, columns = map(range, self.output.grid)
-        return (
-            tuple(rows) if self.rows is None else self.rows,
-            tuple(columns) if self.columns is None else self.columns,
-        )
-
-    @cached_property
-    def part(self) -> MatmulPiece:
-        """The computed part, as a whole product of smaller matrices."""
-        rows = tuple(self.output.chunks[0][i] for i in self.lines[0])
-        columns = tuple(self.output.chunks[1][j] for j in self.lines[1])
-        left, right = self.left.chunks[1], self.right.chunks[0]
-        if self.depth is not None:
-            left = right = tuple(left[k] for k in self.depth)
-        return MatmulPiece(
-            output=replace(self.output, chunks=(rows, columns)),
-            left=replace(self.left, chunks=(rows, left)),
-            right=replace(self.right, chunks=(right, columns)),
-            inner=self.inner,
-        )
-
     @property
     def summary(self) -> str:
-        (m, n), k = self.part.output.shape, self.part.left.shape[1]
+        m, k, n = map(self.length, "abc")
         return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        part = self.part
-        return {**super().facts, "shape": part.output.shape, "inner": part.left.shape[1]}
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        """The blocks at the crossings of block rows and columns."""
-        return tuple(cartesian(*self.lines))
-
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """Block rows of the left and block columns of the right operand."""
-        rows, columns = self.lines
-        right = range(self.right.grid[0]) if self.depth is None else self.depth
-        return tuple(cartesian(rows, self.multiplied)), tuple(cartesian(right, columns))
-
-    def restrict(self, wanted: frozenset[Index]) -> MatmulPiece:
-        """Keep the block rows and columns with a wanted block."""
-        rows, columns = (tuple(sorted({index[axis] for index in wanted})) for axis in (0, 1))
-        return replace(self, rows=rows, columns=columns)
 
     def fault(self) -> str | None:
         left, right, output = self.left, self.right, self.output
@@ -146,12 +182,3 @@ class MatmulPiece(ProductPiece):
         if output.chunks != chunks:
             return f"expected chunks {chunks}, got {output.chunks}"
         return None
-
-    def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
-        """Return tasks and seconds of plain Dask: a product and a sum for each triple of blocks."""
-        part = self.part
-        (m, n), k = part.output.shape, part.left.shape[1]
-        (rows, inner), (_, columns) = part.left.grid, part.output.grid
-        blocks = rows, inner, columns
-        seconds = dask_product_seconds((m, k, n), blocks, part.output.dtype, ranks, machine)
-        return 2 * math.prod(blocks), seconds
