@@ -137,7 +137,7 @@ class Piece(ABC):
 
 @dataclass(frozen=True)
 class SeparablePiece(Piece):
-    """A piece with one input that can compute any of its blocks alone.
+    """A piece that can compute any of its blocks alone, from blocks of one input by default.
 
     The ``wanted`` blocks of the output are in row-major order, by default all.
     """

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import product as cartesian
-from typing import Any, Self
+from typing import Any
 
 from graph_opt.model.cost import TALL, Machine, dask_rechunk_seconds
 from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of, overlaps
-from graph_opt.model.piece import Piece
+from graph_opt.model.piece import SeparablePiece
 from graph_opt.model.window import Convolution, Window
 
 
 @dataclass(frozen=True)
-class Conv2dPiece(Piece):
-    """The convolution of ``source`` with ``weight``, and ``bias`` added if there is one.
+class Conv2dPiece(SeparablePiece):
+    """The convolution of ``source`` with ``weight``, and ``bias`` added if there is one."""
 
-    The ``wanted`` blocks of the output are in row-major order, by default all.
-    """
-
-    source: ArrayNode
     weight: ArrayNode
     bias: ArrayNode | None
     convolution: Convolution
-    wanted: tuple[Index, ...] | None = field(default=None, kw_only=True)
 
     operation = "conv2d"
 
@@ -48,10 +42,6 @@ class Conv2dPiece(Piece):
     def facts(self) -> dict[str, Any]:
         given = {"shape": self.source.shape, "chunks": self.source.chunks}
         return {**super().facts, **given, "kernel": self.weight.shape}
-
-    @cached_property
-    def computed(self) -> tuple[Index, ...]:
-        return tuple(self.output.indices) if self.wanted is None else self.wanted
 
     @cached_property
     def cuts(self) -> tuple[Cuts, ...]:
@@ -77,9 +67,6 @@ class Conv2dPiece(Piece):
         others = (tuple(node.indices) for node in self.inputs[1:])
         return (tuple(sorted(read)), *others)
 
-    def restrict(self, wanted: frozenset[Index]) -> Self:
-        return replace(self, wanted=tuple(sorted(wanted)))
-
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: parts of blocks, then a task for each block.
 
@@ -94,20 +81,13 @@ class Conv2dPiece(Piece):
             return math.prod(sum(map(measure, axis)) for axis in under)
 
         itemsize, share = self.output.itemsize, len(self.computed) / max(1, self.output.blocks)
-        read, kept = (share * itemsize * total(measure) for measure in (sum, _largest))
+        read, kept = (
+            share * itemsize * total(measure) for measure in (sum, partial(max, default=0))
+        )
         tasks = round(share * (total(len) + self.output.blocks)) + 1
         moved = read - kept + self.weight.nbytes * (ranks - 1)
         seconds = dask_rechunk_seconds(tasks, moved, read, ranks, machine)
         busy = min(ranks, max(1, len(self.computed)))
         work = share * self.output.size * self.convolution.operations(self.source.shape[1])
-        seconds += work / (convolution_rate(machine, self.output.dtype) * busy)
+        seconds += work / (machine.product_rate((TALL, TALL, TALL), self.output.dtype) * busy)
         return tasks, seconds + machine.round_trip_seconds
-
-
-def _largest(lengths: Iterable[int]) -> int:
-    return max(lengths, default=0)
-
-
-def convolution_rate(machine: Machine, dtype: str) -> float:
-    """Return the operations per second of a convolution: those of a large product."""
-    return machine.product_rate((TALL, TALL, TALL), dtype)
