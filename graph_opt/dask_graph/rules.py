@@ -39,7 +39,7 @@ def own(graph: ArrayGraph, name: str) -> Found:
     """Return the piece of an operation of our own."""
     layer: Any = graph.layers[name]
     piece: Piece = layer.piece
-    reason = unsupported(piece.inputs, piece.output) or piece.fault()
+    reason = unsupported(piece.inputs, piece.output)
     return piece if reason is None else Declined(name, reason)
 
 

@@ -126,10 +126,6 @@ class Piece(ABC):
         """Return the piece for these blocks and as few others as possible; by default all."""
         return self
 
-    def fault(self) -> str | None:
-        """Return why Dask's declarations do not fit each other, by default ``None``: they do."""
-        return None
-
     @abstractmethod
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask on ``ranks`` workers."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from graph_opt.model.cost import LOOP_SLOWDOWN, Machine
-from graph_opt.model.subscripts import REPEATED, Subscripts
+from graph_opt.model.subscripts import Subscripts
 from graph_opt.pieces.matmul import Lines, ProductPiece
 
 
@@ -36,20 +36,6 @@ class ContractPiece(ProductPiece):
     @property
     def facts(self) -> dict[str, Any]:
         return {**super().facts, "subscripts": str(self.subscripts)}
-
-    def fault(self) -> str | None:
-        chunks: dict[str, tuple[int, ...]] = {}
-        names = "left", "right", "output"
-        nodes = self.left, self.right, self.output
-        letters = self.subscripts.left, self.subscripts.right, self.subscripts.output
-        for name, node, some in zip(names, nodes, letters, strict=True):
-            if len(some) != node.ndim:
-                return f"expected {len(some)} axes of {name}, got {node.ndim}"
-            for letter, sizes in zip(some, node.chunks, strict=True):
-                expected = (1,) if letter == REPEATED else chunks.setdefault(letter, sizes)
-                if sizes != expected:
-                    return f"expected chunks {expected} of {letter} in {name}, got {sizes}"
-        return None
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask, with its own rate of loops."""

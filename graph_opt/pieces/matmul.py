@@ -141,6 +141,21 @@ class ProductPiece(Piece):
         kept = tuple(tuple(sorted({index[axis] for index in wanted})) for axis in axes)
         return replace(self, kept=kept)
 
+    def fault(self) -> str | None:
+        """Return how the chunks of operands and output differ, ``None`` if they do not."""
+        chunks: dict[str, tuple[int, ...]] = {}
+        names = "left", "right", "output"
+        nodes = self.left, self.right, self.output
+        letters = self.subscripts.left, self.subscripts.right, self.subscripts.output
+        for name, node, some in zip(names, nodes, letters, strict=True):
+            if len(some) != node.ndim:
+                return f"expected {len(some)} axes of {name}, got {node.ndim}"
+            for letter, sizes in zip(some, node.chunks, strict=True):
+                expected = (1,) if letter == REPEATED else chunks.setdefault(letter, sizes)
+                if sizes != expected:
+                    return f"expected chunks {expected} of {letter} in {name}, got {sizes}"
+        return None
+
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: a product and a sum for each pair of blocks."""
         groups = self.subscripts.rows, self.subscripts.inner, self.subscripts.columns
@@ -173,12 +188,3 @@ class MatmulPiece(ProductPiece):
     def summary(self) -> str:
         m, k, n = map(self.length, "abc")
         return f"({m}, {k}) @ ({k}, {n}) {self.output.dtype}"
-
-    def fault(self) -> str | None:
-        left, right, output = self.left, self.right, self.output
-        if left.shape[1] != right.shape[0]:
-            return f"expected equal inner lengths, got shapes {left.shape} and {right.shape}"
-        chunks = left.chunks[0], right.chunks[1]
-        if output.chunks != chunks:
-            return f"expected chunks {chunks}, got {output.chunks}"
-        return None

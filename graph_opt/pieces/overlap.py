@@ -105,6 +105,7 @@ class OverlapPiece(SeparablePiece):
         return (tuple(sorted(read)),)
 
     def fault(self) -> str | None:
+        """Return how the declared output differs from this one, ``None`` if it does not."""
         source, output = self.source, self.output
         if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
             return f"expected depth and boundary of {source.ndim} axes, got {len(self.depth)}"

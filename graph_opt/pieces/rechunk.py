@@ -87,6 +87,7 @@ class RechunkPiece(SeparablePiece):
         return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
 
     def fault(self) -> str | None:
+        """Return how the declared output differs from this one, ``None`` if it does not."""
         ndim, output = self.source.ndim, self.output
         if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
             return f"expected an order of {ndim} axes, got {self.axes}"

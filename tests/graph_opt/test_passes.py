@@ -100,10 +100,10 @@ def test_annotations_are_carried_over() -> None:
 @pytest.mark.parametrize(
     ("product", "message"),
     [
-        (replace(PRODUCT, right=PRODUCT.left), "expected equal inner lengths"),
+        (replace(PRODUCT, right=PRODUCT.left), "expected chunks (5, 5, 3) of b in right"),
         (
             replace(PRODUCT, output=replace(PRODUCT.output, chunks=((11,), (7,)))),
-            "got ((11,), (7,))",
+            "expected chunks (4, 4, 3) of a in output, got (11,)",
         ),
     ],
 )
