@@ -54,10 +54,8 @@ class Operand:
     ndim: int
 
     @classmethod
-    def of(cls, array: ArrayNode | None, number: int) -> Operand:
+    def of(cls, array: ArrayNode, number: int) -> Operand:
         """Return the node of a block of an array."""
-        if array is None:
-            raise ValueError(f"expected an array for node {number}, got None")
         return cls(number, array.dtype, array.ndim)
 
     def like(self, number: int) -> Operand:
@@ -199,11 +197,6 @@ def _pow(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
 def is_product(exponent: Any, dtype: str) -> bool:
     """Whether products compute ``x ** exponent`` for ``x`` of this dtype."""
     return type(exponent) in (int, float) and exponent in PRODUCTS and dtype in MULTIPLIED
-
-
-def _where(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    known = len(arguments) == 3 and all(map(_is_operand, arguments)) and not options
-    return nodes.apply("where", *arguments) if known else None
 
 
 def _clip(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
@@ -367,7 +360,7 @@ def _sample(function: Any, arguments: Arguments, options: Options) -> Any:
 
 READERS: Mapping[Any, Reader] = {
     operator.pow: _pow,
-    np.where: _where,
+    np.where: _with_options("where", 3),
     np.clip: _clip,
     np.round: _round,
     np.around: _round,

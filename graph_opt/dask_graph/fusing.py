@@ -124,19 +124,11 @@ class Cluster:
         if name not in self.cuts:
             return name, axes, grid
         cut = self.cuts[name]
-        source = node_of(arrays, cut.source).grid
+        source = arrays.declared(cut.source).grid
         along = cut.axes(source, grid)
         if along is None:
             return None
         return cut.source, tuple(None if axis is None else axes[axis] for axis in along), source
-
-
-def node_of(arrays: ArrayGraph, name: str) -> ArrayNode:
-    """Return an array that Dask declares."""
-    node = arrays.node(name)
-    if node is None:
-        raise LookupError(f"expected a declaration of the array {name}, got none")
-    return node
 
 
 def layer_of(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) -> Layer:
@@ -161,7 +153,7 @@ def layer_of(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) ->
         places = BlockwiseDepDict(dict(reading.places), reading.sources[0].grid)
         indices.append((places, letters))
     if cluster.cuts:
-        indices.append(_steps(cluster, node_of(arrays, cluster.last), letters))
+        indices.append(_steps(cluster, arrays.declared(cluster.last), letters))
     tokens = [TaskRef(blockwise_token(at)) for at in range(len(indices))]
     layer: Layer = Blockwise(
         cluster.last,
@@ -216,7 +208,7 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
     for name, (reading, _) in reversed(cluster.members.items()):
         read = [keys.get((s.name, cluster.inner(name, s)), s.name) for s in reading.sources]
         operands = [
-            Operand.of(arrays.node(source.name), numbers[key])
+            Operand.of(arrays.declared(source.name), numbers[key])
             for source, key in zip(reading.sources, read, strict=True)
         ]
         own: dict[Any, Any] = {**dict(enumerate(read)), PLACE: len(cluster.inputs)}
@@ -227,7 +219,7 @@ def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
         else:
             results = (reading.number(nodes, operands),)
             (numbers[name],) = results
-    declared = tuple(node_of(arrays, name).dtype for name, _ in cluster.inputs)
+    declared = tuple(arrays.declared(name).dtype for name, _ in cluster.inputs)
     expression = Expression(tuple(nodes.nodes), results)
     cut = bool(cluster.cuts)
     chain = Chain.of(tasks, cluster.last, range(len(declared) + 1)).unnamed()
@@ -348,7 +340,7 @@ class _Finder:
 
     def _cut(self, cluster: Cluster) -> None:
         """Have the cluster read the blocks that its inputs are slices of, where that is no loss."""
-        node = node_of(self.arrays, cluster.last)
+        node = self.arrays.declared(cluster.last)
         many = {axis for axis, blocks in enumerate(node.grid) if blocks != 1}
         once: dict[str, bool] = {}
         for name, axes in cluster.inputs:
@@ -392,7 +384,7 @@ class _Finder:
         thin = {
             name: cut
             for name, cut in cuts.items()
-            if cut.is_thin(node_of(self.arrays, cut.source), node_of(self.arrays, name))
+            if cut.is_thin(self.arrays.declared(cut.source), self.arrays.declared(name))
         }
         sources = {cut.source for cut in thin.values()}
         placed = [entry for entry in cluster.inputs if entry[0] in thin]

@@ -80,6 +80,13 @@ class ArrayGraph:
             self._nodes[name] = self._node(name)
         return self._nodes[name]
 
+    def declared(self, name: str) -> ArrayNode:
+        """Return the array of this name; raise LookupError if Dask declares none."""
+        node = self.node(name)
+        if node is None:
+            raise LookupError(f"expected a declaration of the array {name}, got none")
+        return node
+
     @cached_property
     def _nodes(self) -> dict[str, ArrayNode | None]:
         """Cache of :meth:`node`: every rule looks at the arrays around a layer."""

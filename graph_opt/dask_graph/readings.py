@@ -184,8 +184,8 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
 
 def _operands(arrays: ArrayGraph, sources: Sequence[Source]) -> list[Operand] | None:
     """Return the sources as operands, to try a call; ``None`` if one is not usable."""
-    nodes = [usable(arrays, source.name) for source in sources]
-    if any(node is None for node in nodes):
+    nodes = [node for source in sources if (node := usable(arrays, source.name)) is not None]
+    if len(nodes) < len(sources):
         return None
     return [Operand.of(node, at) for at, node in enumerate(nodes)]
 

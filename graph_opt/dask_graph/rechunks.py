@@ -98,7 +98,7 @@ def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
     if reading is None:
         return None
     (source,) = reading.sources
-    reading.number(nodes, [Operand.of(graph.node(source.name), 0)])
+    reading.number(nodes, [Operand.of(graph.declared(source.name), 0)])
     (view,) = nodes.nodes
     assert isinstance(view, View)  # for the type checker: all transposes are views
     axes = tuple(axis for axis in view.axes if axis is not None)
