@@ -239,11 +239,6 @@ class Region:
         """All steps of Dask's own layers."""
         return tuple(step for work in self.blockworks for step in work.steps)
 
-    @property
-    def steps(self) -> int:
-        """Number of steps of its program."""
-        return len(self.pieces) + len(self.works)
-
     @cached_property
     def nodes(self) -> dict[str, ArrayNode]:
         """The results of all members, by name."""
