@@ -90,11 +90,11 @@ class Domain(Context):
     def walk(self, ordered: bool = False) -> None:
         """Choose the walks, when all operands are known; ``ordered`` counts reduced elements."""
         strides = list(map(self._strides_along, self.read))
-        self.outer = _by_stride(self.outer, strides)
+        self.outer = by_stride(self.outer, strides)
         if not ordered:
-            self.inner = _by_stride(self.inner, strides)
-        self.kept = _walk("k", self.outer, self.shape, strides)
-        self.reduced = _walk("r", self.inner, self.shape, strides)
+            self.inner = by_stride(self.inner, strides)
+        self.kept = walk_of("k", self.outer, self.shape, strides)
+        self.reduced = walk_of("r", self.inner, self.shape, strides)
         reach = [self.kept.size * self.reduced.size]
         for along in strides:
             pairs = zip(along, self.shape, strict=True)
@@ -231,12 +231,12 @@ def stores(results: Sequence[tuple[int, str, str]], place: str) -> dict[str, str
     }
 
 
-def _by_stride(axes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
+def by_stride(axes: Sequence[int], strides: Sequence[Sequence[int]]) -> list[int]:
     """Return axes by falling stride of the operands, where these agree."""
     return sorted(axes, key=lambda axis: -max((abs(along[axis]) for along in strides), default=0))
 
 
-def _walk(
+def walk_of(
     name: str, axes: Sequence[int], lengths: Sequence[int], strides: Sequence[Sequence[int]]
 ) -> Walk:
     """Return the walk over some axes of a domain in this order; neighbours are merged."""

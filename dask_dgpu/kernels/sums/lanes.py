@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from numpy.lib.stride_tricks import as_strided
 
+from dask_dgpu.kernels.fused.layout import by_stride, walk_of
+
 Array = Any
 
 LANES = 1024  # most lanes of a walk; these accumulators fit the L1 cache
@@ -78,39 +80,24 @@ class Form(NamedTuple):
 def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int]) -> Form:
     """Return the form of a block with non-negative strides, in elements."""
     kept = [axis for axis in range(len(shape)) if axis not in axes]
-    falling = sorted(kept, key=lambda axis: -strides[axis])
-    summed = sorted(axes, key=lambda axis: -strides[axis])
+    falling, summed = (by_stride(each, [strides]) for each in (kept, axes))
     order = sorted(range(len(kept)), key=falling.__getitem__)
     return Form(
-        _joined([Axis(shape[axis], strides[axis]) for axis in falling]),
-        _joined([Axis(shape[axis], strides[axis]) for axis in summed]),
+        _merged(falling, shape, strides),
+        _merged(summed, shape, strides),
         tuple(shape[axis] for axis in falling),
         tuple(order),
     )
 
 
-def _joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    joined: list[Axis] = []
-    for axis in axes:
-        if axis.length == 1:
-            continue
-        if joined and joined[-1].stride == axis.length * axis.stride:
-            joined[-1] = Axis(joined[-1].length * axis.length, axis.stride)
-        else:
-            joined.append(axis)
-    return tuple(joined)
+def _merged(axes: Sequence[int], shape: Sequence[int], strides: Sequence[int]) -> tuple[Axis, ...]:
+    walk = walk_of("", axes, shape, [strides])
+    return tuple(map(Axis, walk.lengths, *walk.strides))
 
 
 def in_elements(x: Array) -> tuple[int, ...]:
     """Return the strides of a block in elements."""
     return tuple(stride // x.itemsize for stride in x.strides)
-
-
-def gathered(x: Array, axes: Sequence[int]) -> tuple[Array, Form]:
-    """Return a contiguous copy of a block with the summed axes last, and its form."""
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
-    x = x.transpose(*kept, *axes).copy()
-    return x, form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
 
 
 def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...], list[Step]]:
@@ -129,7 +116,9 @@ def steps_of(x: Array, axes: Sequence[int]) -> tuple[Array, Form, tuple[int, ...
     shape, steps = _steps(form)
     count = sum(len(walks) for _, walks in steps)
     if count > 1 and x.size < SMALL_WALK * count:
-        x, form = gathered(x, axes)
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        x = x.transpose(*kept, *axes).copy()  # the summed axes are last
+        form = form_of(x.shape, in_elements(x), range(len(kept), x.ndim))
         shape, steps = _steps(form)
     form = form._replace(turned=tuple(s for axis, s in enumerate(turned) if axis not in axes))
     span = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, in_elements(x), strict=True))
