@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_opt.dask_graph.functions import row_of
 from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
@@ -150,15 +151,12 @@ def read_call(
     """
     if type(function) is partial and not function.args:
         return read_call(nodes, function.func, arguments, {**function.keywords, **options})
-    try:
-        reader = READERS.get(function)
-    except TypeError:  # it cannot be hashed
-        return None
+    reader = row_of(READERS, function)
     if reader is not None:
         return reader(nodes, arguments, dict(options))
     if options or not all(map(_is_operand, arguments)):
         return None
-    name = OPERATORS.get(function) or _ufunc(function)
+    name = row_of(OPERATORS, function) or _ufunc(function)
     return None if name is None else nodes.apply(name, *arguments)
 
 
@@ -539,10 +537,7 @@ def read_chunk(function: Any, options: Mapping[str, Any], array: Operand) -> Chu
     """Read a chunk function of one array; it keeps the reduced axes."""
     function, arguments, given = bound(function)
     given |= options
-    try:
-        name = SUMS.get(function)
-    except TypeError:
-        return None
+    name = row_of(SUMS, function)
     axes, keepdims = _axes(given.pop("axis", None), array.ndim), given.pop("keepdims", None)
     if arguments or axes is None or keepdims is not True:
         return None
@@ -612,10 +607,7 @@ def read_aggregate(function: Any, chunked: Chunked) -> Aggregate | None:
             return None
         function = function.funcs[0]
     function, arguments, given = bound(function)
-    try:
-        completed = AGGREGATES.get(function, ())
-    except TypeError:
-        return None
+    completed = row_of(AGGREGATES, function) or ()
     axes, keepdims = _axes(given.pop("axis", None), None), given.pop("keepdims", None)
     if chunked.function not in completed or axes != chunked.axes or type(keepdims) is not bool:
         return None
