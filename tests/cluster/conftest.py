@@ -145,10 +145,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """Count the graphs whose layers are created; the scheduler is in this process."""
     from graph_opt.dask_graph.sent import SentGraph
 
-    counting = Counting(SentGraph._opened)
+    counting = Counting(SentGraph.open)
 
-    def count(self: SentGraph, text: bytes, **options: bool) -> Any:
-        return counting(self, text, **options)
+    def count(self: SentGraph, **options: bool) -> Any:
+        return counting(self, **options)
 
-    monkeypatch.setattr(SentGraph, "_opened", count)
+    monkeypatch.setattr(SentGraph, "open", count)
     return counting
