@@ -19,7 +19,6 @@ import psutil
 from dask.array.core import Array
 from dask.system import CPU_COUNT
 
-from dask_dgpu.arguments import check_client
 from dask_dgpu.batches.held import Put, Tasks, write
 from dask_dgpu.batches.sources import (
     Chunks,
@@ -32,7 +31,7 @@ from dask_dgpu.batches.sources import (
     regions,
 )
 from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
-from dask_dgpu.environment.facts import ALONE, current_client, gather
+from dask_dgpu.environment.facts import ALONE, chosen_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.environment.workers import await_worker
 from dask_dgpu.optimizer import GraphOptimizer
@@ -407,11 +406,10 @@ work, several batches take less time than one: it ``overlaps``.
 @contextmanager
 def opened(client: Client | None) -> Iterator[Site]:
     """Yield the site of a client, by default of the current one, or this process."""
-    client = current_client() if client is None else client
+    client = chosen_client(client)
     if client is None:
         site: Site = Here(*_optimizer(None))
     else:
-        check_client("client", client)
         site = Cluster(client, *_optimizer(client))
     try:
         yield site

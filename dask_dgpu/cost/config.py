@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 
-from dask_dgpu.arguments import check_client, check_flag, expected
+from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.cost.table import Rows, Shown, quantity
-from dask_dgpu.environment.facts import ClusterFacts, current_client, gather
+from dask_dgpu.environment.facts import ClusterFacts, chosen_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
@@ -187,10 +187,9 @@ class ClusterConfig(Shown):
 
 def _connected(client: Client | None) -> tuple[Client, ClusterFacts, Settings]:
     """Return the client, and the facts and settings of its cluster, on which gangs can run."""
-    client = current_client() if client is None else client
+    client = chosen_client(client)
     if client is None:
         raise DgpuError("expected a client, got none: there is no cluster to measure")
-    check_client("client", client)
     optimizer = dask.config.get("array_optimize", None)
     scheduler = client.scheduler_info(n_workers=0)["id"]
     if isinstance(optimizer, GraphOptimizer) and optimizer.facts.scheduler == scheduler:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dask_dgpu.arguments import check_client
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.settings import Settings
@@ -98,6 +99,14 @@ def current_client() -> Client | None:
         return get_client()
     except (ImportError, ValueError):
         return None
+
+
+def chosen_client(client: Client | None) -> Client | None:
+    """Return this client, or the current one; raise unless it is connected and synchronous."""
+    found = current_client() if client is None else client
+    if found is not None:
+        check_client("client", found)
+    return found
 
 
 def gather(client: Client | None, settings: Settings) -> ClusterFacts:

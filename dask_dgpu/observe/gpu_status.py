@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from dask_dgpu.arguments import check_client, check_flag, positive
+from dask_dgpu.arguments import check_flag, positive
 from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
 from dask_dgpu.environment.devices import CUDA, Device, read_device
-from dask_dgpu.environment.facts import ALONE, current_client, usable
+from dask_dgpu.environment.facts import ALONE, chosen_client, usable
 from dask_dgpu.environment.settings import read
 from dask_dgpu.optimizer import GraphOptimizer
 
@@ -124,9 +124,7 @@ def gpu_status(
     """
     check_flag("live", live)
     interval = positive("interval", interval)
-    client = current_client() if client is None else client
-    if client is not None:
-        check_client("client", client)
+    client = chosen_client(client)
     status = _status(client)
     if live:
         with Live(console=Console(), auto_refresh=False) as table, suppress(KeyboardInterrupt):

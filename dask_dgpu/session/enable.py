@@ -13,9 +13,8 @@ import dask
 import dask.array
 from dask.array.backends import array_creation_dispatch
 
-from dask_dgpu.arguments import check_client
 from dask_dgpu.array.fft.call import FFT_LAYOUT
-from dask_dgpu.environment.facts import current_client, gather, usable
+from dask_dgpu.environment.facts import chosen_client, gather, usable
 from dask_dgpu.environment.settings import Keywords, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
@@ -174,9 +173,8 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
         )
     own = dask.config.get(OWN_LAYOUT, None)  # what the keyword of an earlier call replaced
     read_settings = read(settings if own is None else {"fft_output_layout": own, **settings})
-    client = current_client() if client is None else client
+    client = chosen_client(client)
     if client is not None:
-        check_client("client", client)
         check_installed(client)
     facts = gather(client, read_settings)
     _warn_missing(client, facts.workers)

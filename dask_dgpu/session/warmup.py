@@ -10,12 +10,12 @@ import dask
 import dask.array as da
 from dask.base import is_dask_collection
 
-from dask_dgpu.arguments import check_client, expected
+from dask_dgpu.arguments import expected
 from dask_dgpu.array import fft
 from dask_dgpu.array.reductions import sum as compensated_sum
 from dask_dgpu.array.stencil import stencil
 from dask_dgpu.cost.console import counting_bars
-from dask_dgpu.environment.facts import current_client
+from dask_dgpu.environment.facts import chosen_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.session.startup import BACKEND
@@ -67,9 +67,7 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     >>> dgpu.warmup(client, da.exp(x - x.mean(axis=0)))  # doctest: +SKIP
     warm-up  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 1/1 0:00:02
     """
-    client = current_client() if client is None else client
-    if client is not None:
-        check_client("client", client)
+    client = chosen_client(client)
     for example in examples:
         if not is_dask_collection(example):
             expected("each of examples", "a Dask collection", example, TypeError)

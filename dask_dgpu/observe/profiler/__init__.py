@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dask_dgpu.arguments import check_client
-from dask_dgpu.environment.facts import current_client
+from dask_dgpu.environment.facts import chosen_client
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.profiler.sources import ClusterSource, LocalSource
 from dask_dgpu.observe.profiler.table import ProfileTable, plain
@@ -78,9 +78,7 @@ class Profiler:
         """Begin to record."""
         if self._source is not None:
             raise DgpuError("expected a profiler that is not in use, got one within its own block")
-        client = current_client() if self._client is None else self._client
-        if client is not None:
-            check_client("client", client)
+        client = chosen_client(self._client)
         source: ClusterSource | LocalSource
         source = LocalSource() if client is None else ClusterSource(client)
         source.start()
