@@ -197,13 +197,9 @@ class Cluster:
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
         """Read and send some blocks at a time, so that workers can spill them."""
-
-        def read(region: Region) -> Any:
-            return operand.read([(part.start, part.stop) for part in region])
-
         largest = largest_nbytes(chunks, operand.dtype.itemsize)
         count = self.ranks * max(1, AT_A_TIME // max(1, largest))
-        return self._dealt(read, chunks, operand.dtype, np, count)
+        return self._dealt(operand.block, chunks, operand.dtype, np, count)
 
     def _dealt(
         self,

@@ -56,8 +56,18 @@ class Operand:
         return f"{self.shape} {self.dtype}"
 
     def lazy(self, chunks: Chunks) -> Array:
-        """Return the array as a Dask array whose tasks read one block each."""
-        return da.map_blocks(_read_block, chunks=chunks, dtype=self.dtype, operand=_Held(self))
+        """Return the array as a Dask array whose tasks read one block each.
+
+        Each graph has names of its own: the array may change between two calls.
+        """
+        meta = np.empty((0,) * len(self.shape), self.dtype)
+        return da.from_array(
+            self, chunks, name=False, getitem=Operand.block, inline_array=True, meta=meta
+        )
+
+    def block(self, region: Region) -> Any:
+        """Return a part, as :meth:`read`."""
+        return self.read([(part.start, part.stop) for part in region])
 
     def read(self, spans: Sequence[Span]) -> Any:
         """Return a part, a NumPy array or a lazy Dask array.
@@ -112,23 +122,6 @@ class Operand:
             return shards or self.source.chunks
         except NotImplementedError:  # chunks of several shapes
             return None
-
-
-@dataclass(frozen=True)
-class _Held:
-    """Hides an operand from Dask, which would copy or hash its array.
-
-    Each graph has names of its own: the array may change between two calls.
-    """
-
-    operand: Operand
-
-    def __dask_tokenize__(self) -> str:
-        return uuid4().hex
-
-
-def _read_block(operand: _Held, block_info: Any = None) -> Any:
-    return operand.operand.read(block_info[None]["array-location"])
 
 
 def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
