@@ -251,13 +251,10 @@ def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool)
 def _rest(call: Call, plan: Plan, smaller: Lengths, sink: Sink) -> Iterator[Tile]:
     """Yield smaller tiles of those parts of the result that are not written."""
     notation = call.notation
-    parts = {
-        notation.write_spans(call.shape, tile): notation.summed(tile)
-        for tile in notation.tiles(plan.lengths)
-    }
-    for spans, tile in parts.items():
-        if spans not in sink.written:
-            yield from notation.tiles(smaller, tile)
+    whole = {label: notation.sizes[label] for label in notation.contracted}
+    for part in notation.tiles({**plan.lengths, **whole}):
+        if notation.write_spans(call.shape, part) not in sink.written:
+            yield from notation.tiles(smaller, part)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,6 @@ BATCH_SECONDS = 5e-3
 ROUND_SECONDS = 25e-3
 """The same on a cluster, with its round trips: operands out, tasks, and the result back."""
 
-SMALLEST = "its smallest batch"
-
-
 Stage = tuple[int, int]
 """An axis and the length of its transform, -1 for that of the axis."""
 
@@ -84,7 +81,7 @@ def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
         lengths=lengths,
     )
     if found.peak_bytes > room:
-        return replace(found, advice=advice(site, SMALLEST, found.peak_bytes, room))
+        return replace(found, advice=advice(site, "its smallest batch", found.peak_bytes, room))
     batches, traffic = notation.batches(lengths), call.traffic(lengths)
     found = replace(found, feasible=True, batches=batches, host_bytes=traffic)
     if not timed:
