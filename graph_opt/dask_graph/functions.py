@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from dask.utils import typename
@@ -29,7 +29,6 @@ from graph_opt.dask_graph.sent import named
 from graph_opt.model.layout import CONTAINERS
 
 Function = Callable[..., Any]
-Row = TypeVar("Row")
 Functions = Mapping[Any, Function]
 """What is called instead of functions."""
 Parts = Mapping[type, Callable[[Any], Iterable[Any]]]
@@ -143,12 +142,7 @@ def exchanged(function: Any, functions: Functions) -> Function | None:
     if isinstance(function, partial):
         other = exchanged(function.func, functions)
         return None if other is None else partial(other, *function.args, **function.keywords)
-    return row_of(functions, function)
-
-
-def row_of(table: Mapping[Any, Row], function: Any) -> Row | None:
-    """Return what a table has for a function, if anything; some functions have no hash."""
     try:
-        return table.get(function)
-    except TypeError:
+        return functions.get(function)
+    except TypeError:  # it has no hash
         return None
