@@ -121,9 +121,8 @@ class Run:
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. It may wait for ``missing`` blocks.
-    ``stored`` are the results in the
-    memory of workers, by the keys of their tasks. ``spans`` are the steps of the members that have
-    finished, ``details`` those of operations, pickled.
+    ``stored`` are the results in the memory of workers, by the keys of their tasks. ``spans`` are
+    the steps of the members that have finished, ``details`` those of operations, pickled.
     """
 
     key: Key
