@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from math import inf, isfinite, prod
 from typing import Any
 from uuid import uuid4
 
 import dask.array as da
 import numpy as np
-from dask.array.core import Array, slices_from_chunks
+from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.arguments import check_chunk_sizes, check_container, expected
 from dask_dgpu.batches.notation import Span
-from graph_opt.model.layout import is_bfloat16
+from graph_opt.model.layout import cuts_of, is_bfloat16
 
 Shape = tuple[int, ...]
 Chunks = tuple[tuple[int, ...], ...]
@@ -193,8 +193,9 @@ def array_of(
 
 def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:
     """Yield index and place of each block."""
-    indices = product(*(range(len(sizes)) for sizes in chunks))
-    return zip(indices, slices_from_chunks(chunks), strict=True)
+    spans = [[slice(*span) for span in pairwise(cuts_of(sizes))] for sizes in chunks]
+    for found in product(*(list(enumerate(each)) for each in spans)):
+        yield tuple(at for at, _ in found), tuple(region for _, region in found)
 
 
 def largest_nbytes(chunks: Chunks, itemsize: int) -> int:
