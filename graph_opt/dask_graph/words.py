@@ -184,7 +184,8 @@ def _word(arrays: ArrayGraph, layers: list[str]) -> str:
 def _formula(arrays: ArrayGraph, name: str) -> str | None:
     """Return an operator with its operands, as ``x + y``."""
     layer, function = arrays.layers[name], block_function(arrays, name)
-    symbol = SYMBOLS.get(function) if isinstance(layer, Blockwise) and callable(function) else None
+    # by identity: a user's function may have no hash
+    symbol = next((symbol for known, symbol in SYMBOLS.items() if known is function), None)
     if symbol is None or not isinstance(layer, Blockwise) or len(layer.indices) != 2:
         return None
     names: dict[str, str] = {}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -113,6 +114,23 @@ def test_a_function_of_a_user_is_no_part_of_a_kernel(chunks: int) -> None:
     assert found["median_filter"] == "a call for each block, then exp"
     assert found["-x"].startswith("in one ")
     assert not [why for why in found.values() if why.endswith("kernel with median_filter")]
+
+
+class Unhashable:
+    """A function of a user."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, block: Any) -> Any:
+        return block + 1
+
+
+@pytest.mark.usefixtures("enabled")
+def test_a_function_without_a_hash() -> None:
+    x = da.from_array(np.arange(12.0), chunks=4)
+    z = x.map_blocks(Unhashable(), dtype="float64").sum()
+    assert [each.operation for each in dgpu.explain(z).operations][-1] == "sum"
+    assert z.compute(scheduler="sync") == 78
 
 
 @pytest.mark.usefixtures("enabled")
