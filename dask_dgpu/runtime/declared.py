@@ -16,7 +16,7 @@ from dask_dgpu.runtime.ship import Form
 from graph_opt.dask_graph.parse import DTYPES
 from graph_opt.model.layout import NUMPY, Index
 from graph_opt.model.piece import OPAQUE
-from graph_opt.model.recipe import Block, Kinds, Returned
+from graph_opt.model.recipe import Block, Returned
 
 NUMBERS = DTYPES - {OPAQUE}
 
@@ -26,27 +26,28 @@ def known_blocks(
 ) -> dict[Block, Form]:
     """Return what shipped blocks are, of those that are known to be as declared in a container."""
     found = {}
-    kinds = {at: (value.dtype, len(value.cuts)) for at, value in enumerate(program.values)}
     for block in {each.block: None for each in shipments}:
         number, index = block
-        returned = _returned(program, kinds, block)
+        returned = _returned(program, block)
         form = None if returned is None else form_of(program.values[number], index, returned)
         if form is not None and form.container == container:
             found[block] = form
     return found
 
 
-def _returned(program: Program, kinds: Kinds, block: Block) -> Returned | None:
+def _returned(program: Program, block: Block) -> Returned | None:
     """Return what a block is, ``None`` if it is not known: inputs may be anything."""
     number, index = block
     if number < len(program.inputs):
         return None
-    if program.numbered[number].operation is not None:
+    node = program.numbered[number]
+    if node.operation is not None:
         return Returned()
+    kinds = {at: (program.values[at].dtype, len(program.values[at].cuts)) for at in node.reads}
     found = program.blockworks[number].returned(index, kinds)
     if found is None or isinstance(found, Returned):
         return found
-    part = _returned(program, kinds, found)
+    part = _returned(program, found)
     return part if part is not None and part.fields else None
 
 
