@@ -50,6 +50,11 @@ class GatherPlan(Assembly):
         lengths = ([each.length for each in windows] for windows in self.windows)
         return Layout(tuple(map(cuts_of, lengths)), self.owners)
 
+    def inside(self, index: Index) -> Slices:
+        """Return the part of a box that is no zeros."""
+        box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
+        return tuple(slice(each.before, each.length - each.after) for each in box)
+
     def within_blocks(self, tiles: Layout) -> dict[Index, tuple[Index, Slices]]:
         """Return the boxes of tiles within one block of their rank: the block, and the place."""
         found = {}

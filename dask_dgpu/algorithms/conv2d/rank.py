@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan, GatherPlan
@@ -76,12 +77,18 @@ class _Gathered:
         self, plan: GatherPlan, comm: Comm, device: Device, blocks: Blocks, name: str
     ) -> None:
         self.plan, self._blocks = plan, blocks
-        self.boxes = {  # zeros beyond the array stay
-            index: device.zeros(plan.target.block_shape(index), plan.dtype)
-            for index in plan.target.owned(comm.rank)
-        }
+        self.boxes = {index: self._framed(device, index) for index in plan.target.owned(comm.rank)}
         self._exchange = Exchange(plan, comm, device, blocks, self.boxes, name)
         self._exchange.start()
+
+    def _framed(self, device: Device, index: Index) -> Array:
+        """Allocate a box, with zeros beyond the array."""
+        box = device.empty(self.plan.target.block_shape(index), self.plan.dtype)
+        for axis, part in enumerate(self.plan.inside(index)):
+            lead: tuple[Any, ...] = (slice(None),) * axis
+            for beyond in (slice(part.start), slice(part.stop, None)):
+                box[(*lead, beyond)] = 0
+        return box
 
     def finish(self) -> None:
         """Fill the boxes."""
