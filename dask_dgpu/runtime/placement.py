@@ -165,7 +165,8 @@ class Placement:
                 first = firsts.setdefault((part.value, part.ranks[0]), part)
                 if first is not part:
                     part.is_merged = True
-                    first.merged = [*(first.merged or [first.index]), part.index]
+                    first.merged = first.merged or [first.index]
+                    first.merged.append(part.index)
         return [part for part in parts if not part.is_merged]
 
     def _choose(
