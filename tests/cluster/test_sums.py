@@ -102,7 +102,7 @@ def test_bfloat16(client, on_device):
     np.testing.assert_allclose(found, made, rtol=2 * float(finfo("bfloat16").eps))
 
 
-def test_bfloat16_blocks_of_numpy_travel(client):
+def test_bfloat16_blocks_of_numpy_travel(client, device):
     """From the client, between workers, to ranks and back, by pickle or as memory."""
     values = family("uniform", 61 * 44, "bfloat16").reshape(61, 44)
     x = client.persist(da.from_array(values, chunks=(9, 44)))
@@ -123,7 +123,8 @@ def test_bfloat16_blocks_of_numpy_travel(client):
     for method in METHODS:
         before = launched_runs(client)
         found = client.compute(dgpu.sum(z, 0, method=method)).result(timeout=100)
-        assert launched_runs(client) - before == 1
+        # workers with GPUs leave sums of host blocks to Dask's tasks
+        assert launched_runs(client) - before == (device == "cpu")
         wanted = [to_nearest(exact(line), "bfloat16") for line in values[:9].T]
         np.testing.assert_array_equal(found, np.tile(wanted, 5000))
 
