@@ -138,7 +138,8 @@ def test_plans_are_ready_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> 
     cupy.cuda.Device().synchronize()  # the legacy stream waits for work of earlier tests too
     with device.computing():
         with monkeypatch.context() as patch:  # a stream cannot say whether it was waited for
-            patch.setattr(cupy.cuda.Stream, "null", null := Mock())
+            null = Mock(wraps=cupy.cuda.Stream.null)
+            patch.setattr(cupy.cuda.Stream, "null", null)
             own = cufft.Plan1d(36, cufft.CUFFT_Z2Z, 3)
         null.synchronize.assert_called_once_with()
         for plan in (earlier, own):
