@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,13 @@ from hypothesis.extra.numpy import array_shapes
 from dask_dgpu.batches.windows import ring, worker
 from dask_dgpu.batches.windows.ring import (
     SLOTS,
-    Kind,
     Place,
     StoppedError,
     Window,
-    as_piece,
     opened,
     pieces,
 )
-from dask_dgpu.batches.windows.worker import Mapped, Windows
+from dask_dgpu.batches.windows.worker import Windows
 from tests.support.profiles import examples
 
 SLOT = 64
@@ -67,22 +65,16 @@ def window() -> Iterator[Window]:
 def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: bool) -> None:
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     x = x.T if transposed else x
-    window, kind = Window(SLOT), Kind(x.shape, x.dtype)
-    mapped = Mapped(window.place, on_gpu=False)
+    window = Window(SLOT)
+    ours, theirs = window.ring, opened(window.place)
     with ThreadPoolExecutor(1) as executor:
-        arriving = executor.submit(mapped.take, kind, False, count())
-        for at, index in enumerate(kind.pieces(SLOT)):
-            part = x[index]
-            window.ring.fill(at, lambda slot, of=part: np.copyto(as_piece(slot, of), of))
-        block = arriving.result()
-        np.testing.assert_array_equal(block, x)
-        window.ring.restart()
-        giving, back = executor.submit(mapped.give, block.T), np.empty_like(x.T, order="C")
-        for at, index in enumerate(Kind(back.shape, back.dtype).pieces(SLOT)):
-            part = back[index]
-            window.ring.empty(at, lambda slot, to=part: np.copyto(to, as_piece(slot, to)))
-        giving.result()
-        np.testing.assert_array_equal(back, x.T)
+        for block in (x, x.T):
+            found = np.empty(block.shape, block.dtype)
+            arriving = executor.submit(theirs.move, [found], sends=False)
+            ours.move([block], sends=True)
+            arriving.result()
+            np.testing.assert_array_equal(found, block)
+            ours.restart()
     window.close()
 
 
@@ -94,53 +86,50 @@ def test_threads_of_both_ends_share_pieces(
     """A slow thread may have a piece while others go on to the next one of its slot."""
     times = st.lists(st.sampled_from([0, 0, 0.002]), min_size=2, max_size=2)
     naps = data.draw(st.lists(times, max_size=4 * SLOTS))
-    numbers, window = range(len(naps)), Window(SLOT)
-    found: dict[int, int] = {}
+    window = Window(SLOT)
+    sent = [np.full(SLOT, at, "u1") for at in range(len(naps))]
+    found = [np.zeros_like(each) for each in sent]
+    numbers = {each.ctypes.data: at for arrays in (sent, found) for at, each in enumerate(arrays)}
 
-    def fill(number: int) -> None:
-        def work(slot: Any) -> None:
-            time.sleep(naps[number][0])
-            slot[0] = number
-
-        window.ring.fill(number, work)
-
-    def empty(number: int) -> None:
-        def work(slot: Any) -> None:
-            time.sleep(naps[number][1])
-            found[number] = int(slot[0])
-
-        window.ring.empty(number, work)
+    def slowly(target: Any, source: Any, stream: Any) -> None:
+        is_sent = source.ctypes.data in numbers
+        number = numbers[(source if is_sent else target).ctypes.data]
+        time.sleep(naps[number][int(is_sent)])
+        np.copyto(target, source)
 
     works: list[Any] = []
-    with ThreadPoolExecutor(filling + emptying) as threads:
-        for end, count in ((fill, filling), (empty, emptying)):
-            shares = [numbers[first::count] for first in range(count)]
-            works += [threads.submit(lambda of, do=end: [*map(do, of)], each) for each in shares]
+    with ThreadPoolExecutor(filling + emptying) as threads, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring, "_copy", slowly)
+        for arrays, count in ((sent, filling), (found, emptying)):
+            move = partial(window.ring.move, arrays, sends=arrays is sent, step=count)
+            works += [threads.submit(move, first=first) for first in range(count)]
         for work in works:
             work.result()
-    assert found == {number: number for number in numbers}
+    for one, other in zip(sent, found, strict=True):
+        np.testing.assert_array_equal(one, other)
     window.close()
 
 
 def test_neither_end_waits_for_one_that_has_stopped(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mapped, kind = Mapped(window.place, on_gpu=False), Kind((100,), np.dtype(float))
+    there, block = opened(window.place), np.zeros(100)  # more than the slots hold
     with ThreadPoolExecutor(1) as executor:
-        arriving = executor.submit(mapped.take, kind, False, count())
-        window.ring.stop()
+        for sends in (False, True):
+            moving = executor.submit(there.move, [block], sends=sends)
+            window.ring.stop()
+            with pytest.raises(StoppedError, match="has stopped"):
+                moving.result(5)
+            window.ring.restart()
+        moving = executor.submit(there.move, [block, None], sends=False)  # an error there
         with pytest.raises(StoppedError, match="has stopped"):
-            arriving.result(5)
+            window.ring.move([block, block], sends=True)
+        with pytest.raises(AttributeError):
+            moving.result(5)
         window.ring.restart()
-        giving = executor.submit(mapped.give, np.zeros(100))  # more than the slots hold
-        window.ring.stop()
-        with pytest.raises(StoppedError, match="has stopped"):
-            giving.result(5)
-        window.ring.restart()
-        window.ring.fill(0, lambda slot: None)
         monkeypatch.setattr(ring, "PATIENCE", 0.1)
         with pytest.raises(StoppedError, match="has stopped"):
-            window.ring.fill(0, lambda slot: None)
+            window.ring.move([block], sends=True)
 
 
 def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
@@ -152,7 +141,7 @@ def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
     with pytest.raises(OSError, match="expected a window"):
         opened(Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT))
     os.close(file)
-    with pytest.raises(OSError, match="No such file"):
+    with pytest.raises(OSError, match="expected a window"):
         opened(replace(window.place, path="/proc/1234567890/fd/3"))
 
 
@@ -177,30 +166,24 @@ class Worker:
         self.extensions: dict[str, Any] = {}
 
 
-def test_a_worker_lets_go_of_a_window_that_its_client_no_longer_has(
-    window: Window, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not of one that is not used for some time, while a batch is computed."""
-    monkeypatch.setattr(worker, "LOOK", 0.1)
+def test_a_worker_lets_go_of_windows_of_dead_clients(window: Window) -> None:
     at: Any = Worker()
 
     async def used() -> None:
-        gone = Window(SLOT)
+        gone, other = Window(SLOT), Window(SLOT)
         for each in (window, gone):
             assert await worker.opened(each.place, False, dask_worker=at)
         windows: Windows = at.extensions[worker.EXTENSION]
-        await asyncio.sleep(0.5)
-        assert list(windows.mapped) == [window.place, gone.place]
-        mapped = windows.mapped[gone.place]
+        there = windows[gone.place]
         gone.close()
-        while gone.place in windows.mapped:
-            await asyncio.sleep(0.05)
+        assert await worker.opened(other.place, False, dask_worker=at)
+        assert list(windows) == [window.place, other.place]
         with pytest.raises(StoppedError, match="has stopped"):
-            mapped.give(np.zeros(100))
-        assert list(windows.mapped) == [window.place]
+            there.move([np.zeros(100)], sends=True)
         windows.close()
         with pytest.raises(StoppedError, match="has let go"):
-            await windows.use(window.place, lambda mapped: None)
+            await worker.taken(window.place, [], False, dask_worker=at)
+        other.close()
 
     asyncio.run(used())
 
@@ -210,7 +193,7 @@ def test_a_window_is_closed_once_nothing_goes_through_it(window: Window) -> None
 
     async def closed() -> None:
         await worker.opened(window.place, False, dask_worker=at)
-        kinds = [("key", Kind((3,), np.dtype(float)))]
+        kinds = [("key", ((3,), np.dtype(float)))]
         taking = asyncio.ensure_future(worker.taken(window.place, kinds, False, dask_worker=at))
         await asyncio.sleep(0.1)
         await worker.closed(window.place, dask_worker=at)

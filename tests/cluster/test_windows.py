@@ -15,6 +15,7 @@ from distributed import Client
 import dask_dgpu as dgpu
 from dask_dgpu.batches import sites as module
 from dask_dgpu.batches.windows import client as windows
+from dask_dgpu.batches.windows import ring
 from dask_dgpu.batches.windows.ring import NAME
 from dask_dgpu.batches.windows.worker import EXTENSION
 from tests.cluster.conftest import SETTINGS
@@ -55,7 +56,7 @@ def held(client: Client) -> int:
 
     def mapped(dask_worker: Any) -> int:
         extension = dask_worker.extensions.get(EXTENSION)
-        return 0 if extension is None else len(extension.mapped)
+        return 0 if extension is None else len(extension)
 
     gc.collect()  # frames of caught errors
     return sum(client.run(mapped).values()) + sum(map(_is_window, os.listdir(FILES)))
@@ -132,15 +133,15 @@ def test_blocks_are_received_in_the_result(
 def test_a_failure_here_ends_the_call_there(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, failed = windows.Windows._put, []
+    copy, failed = ring._copy, list[None]()
 
-    def failing(self: Any, part: Any, slot: Any) -> None:
+    def failing(*arguments: Any) -> None:
         if len(failed) == 3:
             raise RuntimeError("no such part")
-        failed.append(part)
-        put(self, part, slot)
+        failed.append(None)
+        copy(*arguments)
 
-    monkeypatch.setattr(windows.Windows, "_put", failing)
+    monkeypatch.setattr(ring, "_copy", failing)
     with dgpu.enable(client, **SETTINGS), pytest.raises(RuntimeError, match="no such part"):
         dgpu.run("matmul", X, X.T)
     eventually(lambda: held(client) == 0)
@@ -153,16 +154,16 @@ def test_a_transfer_that_fails_does_not_fail_the_next(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second call waits for the same window while the first fails."""
-    put, failed = windows.Windows._put, []
+    copy, failed = ring._copy, list[None]()
 
-    def failing(self: Any, part: Any, slot: Any) -> None:
+    def failing(*arguments: Any) -> None:
         if not failed:
-            failed.append(part)
+            failed.append(None)
             time.sleep(0.5)
             raise RuntimeError("no such part")
-        put(self, part, slot)
+        copy(*arguments)
 
-    monkeypatch.setattr(windows.Windows, "_put", failing)
+    monkeypatch.setattr(ring, "_copy", failing)
     with dgpu.enable(client, **SETTINGS):
         found = dict(dgpu.run_many("matmul", [(X, X.T), (X.T, X)], as_completed=True))
     results = [each for each in found.values() if not isinstance(each, RuntimeError)]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from dask.system import CPU_COUNT
 
-from dask_dgpu.batches.windows.ring import Kind, Ring, StoppedError, Window, as_piece
+from dask_dgpu.batches.windows.ring import StoppedError, Window
 from dask_dgpu.batches.windows.worker import closed, given, kind_of, opened, taken
 from dask_dgpu.errors import DgpuError
 
@@ -91,9 +90,9 @@ class Windows:
         self, address: str, blocks: Mapping[Key, Any], *, on_gpu: bool = False
     ) -> dict[Key, int] | None:
         """Copy blocks to a worker; return their bytes, or None if it is on another host."""
-        kinds = [(key, Kind(block.shape, block.dtype)) for key, block in blocks.items()]
+        kinds = [(key, (block.shape, block.dtype)) for key, block in blocks.items()]
         nbytes = sum(block.nbytes for block in blocks.values())
-        ours = Ring.fill, self._put, list(blocks.values())
+        ours = list(blocks.values())
         sent: dict[Key, int] | None
         sent = await self._both((address, "to"), nbytes, ours, taken, kinds, on_gpu)
         return sent
@@ -110,8 +109,7 @@ class Windows:
             return None
         fits = room is not None and (room.shape, room.dtype) == kind
         block = room if fits else np.empty(*kind)
-        ours = Ring.empty, self._get, [block]
-        await self._both((address, "from"), nbytes, ours, given, key)
+        await self._both((address, "from"), nbytes, [block], given, key)
         return block
 
     async def close(self) -> None:
@@ -127,33 +125,29 @@ class Windows:
     async def _way(self, key: tuple[str, str], nbytes: int) -> _Way | None:
         """Return a way, opened at its first use; None to another host, or without windows."""
         async with self._opening:
-            if key in self._ways:
-                return self._ways[key]
-            self._ways[key] = None
-            with suppress(OSError):
-                wanted = -(-nbytes // (SHARE * PAGESIZE)) * PAGESIZE
-                window = Window(min(self._most, max(LEAST_SLOT, wanted)))
-                try:
-                    if await self._run(key[0], opened, window.place, self.on_gpu):
-                        threads = ThreadPoolExecutor(self._threads, "dgpu-window")
-                        self._ways[key] = _Way(key[0], window, threads)
-                except BaseException:
-                    del self._ways[key]
-                    raise
-                finally:
-                    if self._ways.get(key) is None:
-                        window.close()
-            return self._ways.get(key)
+            if key not in self._ways:
+                self._ways[key] = await self._opened(key[0], nbytes)
+            return self._ways[key]
+
+    async def _opened(self, address: str, nbytes: int) -> _Way | None:
+        wanted = -(-nbytes // (SHARE * PAGESIZE)) * PAGESIZE
+        with suppress(OSError), ExitStack() as stack:
+            window = Window(min(self._most, max(LEAST_SLOT, wanted)))
+            stack.callback(window.close)
+            if await self._run(address, opened, window.place, self.on_gpu):
+                stack.pop_all()
+                return _Way(address, window, ThreadPoolExecutor(self._threads, "dgpu-window"))
+        return None
 
     async def _both(
         self,
         key: tuple[str, str],
         nbytes: int,
-        ours: Any,
+        arrays: Sequence[Any],
         function: Callable[..., Any],
         *arguments: Any,
     ) -> Any:
-        """Call a function on a worker, and do this end's work in threads.
+        """Call a function on a worker, and send it arrays, or receive them, in threads.
 
         Return its result, or None if the worker is on another host. After an error the window is
         not used again: the worker may still be at it.
@@ -162,8 +156,10 @@ class Windows:
             async with way.lock:
                 if self._ways.get(key) is not way:
                     continue  # another transfer has failed
+                way.window.ring.restart()
+                call = self._call(way, function, *arguments)
                 try:
-                    return await self._moved(way, ours, self._call(way, function, *arguments))
+                    return await self._moved(way, arrays, key[1] == "to", call)
                 except BaseException:
                     self._ways.pop(key, None)
                     with suppress(OSError, DgpuError):
@@ -172,43 +168,31 @@ class Windows:
                     raise
         return None
 
-    async def _moved(self, way: _Way, ours: Any, theirs: Awaitable[Any]) -> Any:
-        """Do both ends' work; each of this end's threads does its share of the pieces."""
-        (turn, work, blocks), ring = ours, way.window.ring
-        ring.restart()
-        kinds = ((block, Kind(block.shape, block.dtype)) for block in blocks)
-        parts = [block[index] for block, kind in kinds for index in kind.pieces(ring.slot_bytes)]
+    async def _moved(self, way: _Way, arrays: Sequence[Any], sends: bool, call: Awaitable[T]) -> T:
+        """Do this end's work while a call does the other's; each thread has its share of pieces."""
+        ring, run = way.window.ring, asyncio.get_running_loop().run_in_executor
 
-        def go(first: int) -> None:
-            try:
-                for at in range(first, len(parts), self._threads):
-                    turn(ring, at, partial(work, parts[at]))
-            except BaseException:
-                ring.stop()
-                raise
+        def move(first: int) -> None:
+            ring.move(arrays, sends=sends, first=first, step=self._threads)
 
-        call, run = asyncio.ensure_future(theirs), asyncio.get_running_loop().run_in_executor
-        each = (run(way.threads, go, first) for first in range(self._threads))
-        here = asyncio.gather(*each, return_exceptions=True)
+        theirs = asyncio.ensure_future(call)
+        works: list[Any] = [
+            theirs,
+            *(run(way.threads, move, first) for first in range(self._threads)),
+        ]
         try:
-            await asyncio.wait({call, here}, return_when=asyncio.FIRST_EXCEPTION)
+            await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            if not (call.done() and here.done()):
+            if not all(each.done() for each in works):
                 ring.stop()
-            await asyncio.wait({call, here})
-        errors = [call.exception(), *here.result()]
+            await asyncio.wait(works)
+        errors = [error for each in works if (error := each.exception()) is not None]
         for error in errors:
-            if error is not None and not isinstance(error, StoppedError):
+            if not isinstance(error, StoppedError):
                 raise error
-        if any(errors):
+        if errors:
             raise LostError(f"a transfer of blocks with {way.address} has stopped")
-        return call.result()
-
-    def _put(self, part: Any, slot: Any) -> None:
-        np.copyto(as_piece(slot, part), part)
-
-    def _get(self, part: Any, slot: Any) -> None:
-        np.copyto(part, as_piece(slot, part))
+        return theirs.result()
 
     async def _call(self, way: _Way, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._run(way.address, function, way.window.place, *arguments)

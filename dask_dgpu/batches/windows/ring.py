@@ -1,14 +1,15 @@
-"""The memory of windows, and the ring of slots through which pieces of blocks go."""
+"""Windows, memory shared by two processes: a ring of slots through which arrays go in pieces."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from mmap import PAGESIZE, mmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,21 +41,10 @@ class Place:
     token: bytes
     slot_bytes: int
 
-    def check(self) -> None:
-        """Raise an ``OSError`` unless a window is there, maybe another one."""
-        if not os.readlink(self.path).startswith(f"/memfd:{NAME}"):
-            raise OSError(f"expected a window, got {self.path}")
-
-
-class Kind(NamedTuple):
-    """A block that goes through a window."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def pieces(self, most: int) -> Iterator[Piece]:
-        """Yield the indices of its parts of at most some bytes, but of an element at least."""
-        return pieces(self.shape, self.dtype.itemsize, most)
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a window, maybe another one."""
+        return os.path.islink(self.path) and os.readlink(self.path).startswith(f"/memfd:{NAME}")
 
 
 class Ring:
@@ -71,11 +61,6 @@ class Ring:
         slots = np.frombuffer(memory, np.uint8, SLOTS * slot_bytes, HEADER)
         self.slots = slots.reshape(SLOTS, slot_bytes)
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot."""
-        return self.slots.shape[1]
-
     def restart(self) -> None:
         """Forget what was sent; both processes must be done with it."""
         self._states[:] = self._stopped[:] = 0
@@ -89,25 +74,43 @@ class Ring:
         self._states, self._stopped = self._states.copy(), self._stopped.copy()
         self.slots = self.slots[:, :0].copy()
 
-    def fill(self, number: int, work: Callable[[Any], None]) -> None:
-        """Call ``work`` with the slot of a piece once it is empty."""
-        self._pass(number, 0, work)
+    def move(
+        self,
+        arrays: Sequence[Any],
+        *,
+        sends: bool,
+        first: int = 0,
+        step: int = 1,
+        stream: Any = None,
+    ) -> None:
+        """Send arrays, or receive their elements: every ``step``-th piece, from the ``first`` on.
 
-    def empty(self, number: int, work: Callable[[Any], None]) -> None:
-        """Call ``work`` with the slot of a piece once it is full."""
-        self._pass(number, 1, work)
+        Arrays of a device are copied on a CUDA ``stream``, by default CuPy's current one. After an
+        error all threads of both processes give up.
+        """
+        most = self.slots.shape[1]
+        indices = ((x, index) for x in arrays for index in pieces(x.shape, x.itemsize, most))
+        try:
+            for number, (array, index) in islice(enumerate(indices), first, None, step):
+                turn, at = divmod(number, SLOTS)
+                ready = 2 * turn + (not sends)
+                self._wait(at, ready)
+                part = array[index]
+                slot = self.slots[at, : part.nbytes].view(part.dtype).reshape(part.shape)
+                _copy(*((slot, part) if sends else (part, slot)), stream)
+                self._states[at] = ready + 1
+        except BaseException:
+            self.stop()
+            raise
 
-    def _pass(self, number: int, full: int, work: Callable[[Any], None]) -> None:
-        turn, slot = divmod(number, SLOTS)
-        ready, late = 2 * turn + full, time.monotonic() + PATIENCE
-        nap, longest = NAP
+    def _wait(self, slot: int, ready: int) -> None:
+        """Wait until a slot is in a state."""
+        late, (nap, longest) = time.monotonic() + PATIENCE, NAP
         while self._states[slot] != ready:
             if self._stopped[0] or time.monotonic() > late:
                 raise StoppedError("the other end of a window has stopped")
             time.sleep(nap)
             nap = min(2 * nap, longest)
-        work(self.slots[slot])
-        self._states[slot] = ready + 1
 
 
 class Window:
@@ -136,7 +139,8 @@ class Window:
 
 def opened(place: Place) -> Ring:
     """Map a window; an ``OSError`` if it is not there, as one of another host."""
-    place.check()
+    if not place.is_there:
+        raise OSError(f"expected a window, got {place.path}")
     file = os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap(file, HEADER + SLOTS * place.slot_bytes)
@@ -165,6 +169,19 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
                 yield at, *index
 
 
-def as_piece(slot: Any, like: Any) -> Any:
-    """Return the first bytes of a slot as an array like another."""
-    return slot[: like.nbytes].view(like.dtype).reshape(like.shape)
+def _copy(target: Any, source: Any, stream: Any) -> None:
+    """Copy a piece; one to or from a device on a stream, and wait for it."""
+    if isinstance(target, np.ndarray) and isinstance(source, np.ndarray):
+        np.copyto(target, source)
+    elif target.nbytes:
+        import cupy
+        from cupy.cuda import runtime
+
+        stream = stream or cupy.cuda.get_current_stream()
+        source = source if isinstance(source, np.ndarray) else cupy.ascontiguousarray(source)
+        to, from_ = (
+            each.ctypes.data if isinstance(each, np.ndarray) else each.data.ptr
+            for each in (target, source)
+        )
+        runtime.memcpyAsync(to, from_, target.nbytes, runtime.memcpyDefault, stream.ptr)
+        stream.synchronize()
