@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import cloudpickle
 import numpy as np
 
-from dask_dgpu.kernels.fused import evaluate, evaluate_all
+from dask_dgpu.kernels.fused import called, evaluate, evaluate_all
 from dask_dgpu.operations.operation import unboxed
 from graph_opt.dask_graph.calls import EXTREMES, Chunked
 from graph_opt.dask_graph.fusing import Fusion
@@ -187,13 +187,21 @@ def _partial(chunked: Chunked, results: Sequence[Array], shape: Shape, place: An
     if chunked.function.startswith("nan"):
         number, *moments = others
     else:
-        number, moments = np.full_like(total, count, dtype=fields["n"][0]), others
-    if chunked.function == "var":
-        moments = [moments[0] * count]
+        squares = chunked.function == "var"
+        dtype = dtype_named(fields["n"][0])
+        number, *moments = called(_counted_all, *results, count=count, dtype=dtype, squares=squares)
     if not moments:
         return {"n": number, "total": total}
     several = np.stack(moments, axis=-1) if len(moments) > 1 else moments[0][..., None]
     return {"n": number, "total": total, "M": several}
+
+
+def _counted_all(
+    total: Array, *moments: Array, count: int, dtype: np.dtype[Any], squares: bool
+) -> Sequence[Array]:
+    """Return the number of elements of each sum, and moments; CuPy compiles each function alone."""
+    number = np.where(np.isnan(total), count, count).astype(dtype)
+    return number, *[moment * count if squares else moment for moment in moments]
 
 
 def _extremes(values: Array, places: Array) -> Any:

@@ -68,7 +68,7 @@ class Form(NamedTuple):
             return _message(contiguous(arrays[0]))
         message, views = self._empty(device)
         for view, array in zip(views, arrays, strict=True):
-            view[...] = array
+            np.copyto(view, array)  # CuPy copies memory by it, and compiles a kernel for view[...]
         return message
 
     def awaited(self, device: Device) -> tuple[Any, Array]:

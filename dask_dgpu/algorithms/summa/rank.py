@@ -22,6 +22,8 @@ from itertools import accumulate, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.redistribute.rank import exchange
 from dask_dgpu.algorithms.summa.plan import (
@@ -421,7 +423,7 @@ def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
         out = device.empty(sum(sends), plan.accumulator)
         inbox = device.empty(sum(receives), plan.accumulator)
         for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
-            out[start : start + len(part)] = part
+            np.copyto(out[start : start + len(part)], part)
         comm.all_to_all(inbox, receives, out, sends).wait()
         stops = list(accumulate(receives))
         total, *others = (inbox[stops[p] - receives[p] : stops[p]] for p in peers)

@@ -68,7 +68,7 @@ class RecordedSequence:
             If the recording was ended, as a communicator in it was aborted.
         """
         for at in self._copied:
-            self._inputs[at][...] = arrays[at]
+            cupy.copyto(self._inputs[at], arrays[at])
         with self._lock:
             if self.ended:
                 raise CommAbortedError("the communicator of a recorded sequence was aborted")

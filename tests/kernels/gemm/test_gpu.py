@@ -135,14 +135,16 @@ def test_plans_are_ready_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> 
     device = CudaDevice()
     block = cupy.random.default_rng(0).random((3, 36)) + 0j
     expected = np.fft.fft(cupy.asnumpy(block))
-    cupy.cuda.Device().synchronize()  # the legacy stream waits for work of earlier tests too
-    with device.computing():
-        with monkeypatch.context() as patch:  # a stream cannot say whether it was waited for
-            null = Mock(wraps=cupy.cuda.Stream.null)
-            patch.setattr(cupy.cuda.Stream, "null", null)
-            own = cufft.Plan1d(36, cufft.CUFFT_Z2Z, 3)
-        null.synchronize.assert_called_once_with()
-        for plan in (earlier, own):
-            with plan:  # which CuPy takes for its own
-                found = cupy.asnumpy(cupy.fft.fft(block))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+    def transform(plan: Any) -> Any:
+        own = plan or cufft.Plan1d(36, cufft.CUFFT_Z2Z, 3)
+        with own:  # which CuPy takes for its own
+            return cupy.asnumpy(cupy.fft.fft(block))
+
+    with monkeypatch.context() as patch:  # a stream cannot say whether it was waited for
+        null = Mock(wraps=cupy.cuda.Stream.null)
+        patch.setattr(cupy.cuda.Stream, "null", null)
+        found = device.each(transform, [earlier, None])
+    null.synchronize.assert_called_once_with()
+    for each in found:
+        np.testing.assert_allclose(each, expected, rtol=0, atol=1e-12)
