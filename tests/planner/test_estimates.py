@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import dask
 import dask.array as da
@@ -14,24 +13,12 @@ import pytest
 from dask import delayed
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner import decisions
-from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, USERS
-from graph_opt.dask_graph import blockwork, reader
-from graph_opt.model.layout import CUPY
+from tests.support.clusters import described, explained, on_gpus
 
 RNG = np.random.default_rng(7)
 V, S = RNG.random(40), RNG.random((12, 12))
 ORDER = RNG.permutation(40)
 X, Y, Z = (da.from_array(*each) for each in ((V, 4), (S, (4, 3)), (S, 4)))
-ESTIMATES = (
-    (reader, "blockwork"),
-    (blockwork, "form_of"),
-    (decisions, "predict"),
-)
-"""What estimates tasks, regions, and their time in plain Dask."""
 
 
 def stored() -> da.Array:
@@ -44,6 +31,7 @@ def from_functions() -> da.Array:
     return da.concatenate([da.from_delayed(delayed(np.ones)(4), (4,), "f8") for _ in range(5)])
 
 
+ONE_PROCESS = "blocks of one process need no gang"
 PROGRAMS: dict[str, Callable[[], da.Array]] = {
     "elementwise": lambda: (Y * 2 + 1) / (Y + 3),
     "transpose": lambda: Z + Z.T,
@@ -61,25 +49,6 @@ PROGRAMS: dict[str, Callable[[], da.Array]] = {
     "largest": lambda: da.topk(X, 5),
     "qr": lambda: da.linalg.qr(da.from_array(RNG.random((40, 3)), chunks=(8, 3)))[1],
 }
-
-
-@pytest.fixture
-def estimates(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The number of calls of each function that estimates."""
-    found: Counter[str] = Counter()
-
-    def count(module: Any, name: str) -> None:
-        function = getattr(module, name)
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            found[name] += 1
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, counted)
-
-    for module, name in ESTIMATES:
-        count(module, name)
-    return found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -106,15 +75,8 @@ def test_one_process_is_the_reason(caplog: pytest.LogCaptureFixture) -> None:
         X[ORDER].compute(scheduler="sync")
     reasons = {each.operation: each.why for each in found.operations}
     assert reasons["x[...]"] == ONE_PROCESS
-    assert reasons["x + 1"] == NO_MEETING
+    assert reasons["x + 1"] == "no blocks meet"
     assert caplog.messages[-1].endswith(f"{ONE_PROCESS}, so all of it is left to Dask")
-
-
-def planned(z: da.Array, facts: ClusterFacts, **settings: Any) -> Any:
-    return GraphOptimizer(read(settings), facts).rewrite(z.dask, z.__dask_keys__())
-
-
-CPUS = ClusterFacts(4, "cpu", None)
 
 
 def annotated() -> da.Array:
@@ -122,29 +84,27 @@ def annotated() -> da.Array:
         return X[ORDER]
 
 
-def on_gpus() -> da.Array:
-    z = da.from_array(V, 4)[ORDER]
-    for layer in z.dask.layers.values():
-        layer.collection_annotations["chunk_type"] = CUPY
-    return z
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: X.map_blocks(lambda block: block + 1)[ORDER], USERS),
+        (
+            lambda: X.map_blocks(lambda block: block + 1)[ORDER],
+            "functions of users take unknown time",
+        ),
         (annotated, "its layers are annotated"),
-        (on_gpus, "blocks are not those of a gang on cpu"),
+        (lambda: on_gpus(da.from_array(V, 4)[ORDER]), "blocks are not those of a gang on cpu"),
     ],
 )
 def test_a_cluster_for_which_the_verdict_is_known(
     make: Callable[[], da.Array], why: str, estimates: Counter[str]
 ) -> None:
-    found = planned(make(), CPUS)
-    assert set(found.left.values()) == {why}
+    with described():
+        dask.optimize(make())
     assert estimates == {}
+    assert why in {each.why for each in explained(make()).operations}
 
 
 def test_a_cluster_that_may_run_a_gang(estimates: Counter[str]) -> None:
-    planned(X[ORDER], CPUS)
+    with described():
+        dask.optimize(X[ORDER])
     assert estimates["form_of"] > 0

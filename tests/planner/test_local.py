@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,11 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ALONE, ClusterFacts, usable
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.present import Present
-from graph_opt.model.layout import CUPY, NUMPY
+from tests.support.clusters import explained, on_gpus, placed
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -127,19 +122,9 @@ def test_one_process_has_no_blocks_to_move(programs: list[Any]) -> None:
     assert programs == []
 
 
-def planned(z: da.Array, present: Present | None = None, **settings: Any) -> Any:
-    """Return the regions on four workers with these results."""
-    optimizer = GraphOptimizer(read(settings), ClusterFacts(4, "cpu", None))
-    there = () if present is None else (present,)
-    return optimizer.rewrite(z.dask, z.__dask_keys__(), *there).regions
-
-
-def at(*places: tuple[da.Array, Callable[[Any], int]]) -> Present:
-    """Return what is known if each block of some arrays is on the worker of its index."""
-    found = {
-        (x.name, *index): place(index) for x, place in places for index in np.ndindex(x.numblocks)
-    }
-    return Present(lambda keys: 0, lambda keys: {key: found[key] for key in keys if key in found})
+def planned(z: da.Array, *places: Any, **settings: Any) -> Any:
+    """Return the gangs on four workers, if each block of some arrays is on one of them."""
+    return explained(z, places=placed(*places), **settings).regions
 
 
 def row(index: Any) -> int:
@@ -158,8 +143,8 @@ X, Y = (
 
 def test_arrays_on_different_workers_meet_in_a_gang() -> None:
     assert planned(X + Y) == ()
-    assert planned(X + Y, at((X, row), (Y, row)), when="always") == ()
-    ((region, prediction),) = planned(X + Y, at((X, row), (Y, column)))
+    assert planned(X + Y, (X, row), (Y, row), when="always") == ()
+    ((region, prediction),) = planned(X + Y, (X, row), (Y, column))
     assert region.in_place
     block = X.nbytes // X.npartitions
     assert prediction.moved_bytes == 3 * block  # of four blocks in a row one stays
@@ -167,8 +152,8 @@ def test_arrays_on_different_workers_meet_in_a_gang() -> None:
 
 
 def test_predictions_know_where_blocks_are() -> None:
-    ((_, spread),) = planned(X + X.T, at((X, row)), when="always")
-    ((_, together),) = planned(X.sum(), at((X, lambda index: 2)), when="always")
+    ((_, spread),) = planned(X + X.T, (X, row), when="always")
+    ((_, together),) = planned(X.sum(), (X, lambda index: 2), when="always")
     assert spread.moved_bytes > 0
     assert together.moved_bytes == 0
 
@@ -204,18 +189,15 @@ def test_a_gang_without_room_is_left_to_dask() -> None:
     ],
 )
 def test_a_cap_only_lowers_what_is_used(settings: dict[str, int], bytes_used: float) -> None:
-    assert usable(replace(ALONE, device_memory=100), read(settings)) == bytes_used
-    assert usable(ALONE, read({"memory_cap": 45})) == 45
+    assert explained(X @ X, device_memory=100, **settings).room == bytes_used
+    assert explained(X @ X, memory_cap=45).room == 45
 
 
 def test_copies_to_a_device_are_left_to_dask() -> None:
     x = lazy(S, 4)
     z = x.map_blocks(np.asarray)  # as with CuPy's
-    z = z + z.T
-    for name, layer in z.dask.layers.items():
-        on_device = name not in x.dask.layers
-        layer.collection_annotations["chunk_type"] = "cupy.ndarray" if on_device else NUMPY
-    optimizer = GraphOptimizer(read({"when": "always"}), ClusterFacts(2, "cuda", 80 << 30))
-    ((region, _),) = optimizer.rewrite(z.dask, z.__dask_keys__()).regions
-    assert {node.container for node in region.nodes.values()} == {CUPY}
-    assert {node.container for node, _ in region.inputs} == {CUPY}
+    z = on_gpus(z + z.T, lambda name: name not in x.dask.layers)
+    found = explained(z, workers=2, device="cuda", device_memory=80 << 30, when="always")
+    ((region, _),) = found.regions
+    assert {node.container for node in region.nodes.values()} == {"cupy.ndarray"}
+    assert {node.container for node, _ in region.inputs} == {"cupy.ndarray"}

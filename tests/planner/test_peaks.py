@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from dask.core import flatten
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.runtime import tasks
+from tests.support.clusters import explained
 from tests.support.memory import ATTEMPTS
 
 RANKS = 4
@@ -114,24 +110,6 @@ LESS_ROOM = {
 """Shares of the room that an operation needs: it runs in parts or in passes, or split."""
 
 
-@pytest.fixture
-def peaks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The most bytes of each gang on all ranks, with its inputs, while memory is traced."""
-    found: list[int] = []
-    original = tasks.run_here
-
-    def run_here(launch: Any, staged: Sequence[list[Any]]) -> Any:
-        before = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        result = original(launch, staged)
-        inputs = sum(value.nbytes(at) for value in launch.program.inputs for at in value.indices())
-        found.append(tracemalloc.get_traced_memory()[1] - before + inputs)
-        return result
-
-    monkeypatch.setattr(tasks, "run_here", run_here)
-    return found
-
-
 def check(
     make: Callable[[da.Array], da.Array],
     room: int | None,
@@ -205,11 +183,9 @@ def test_transforms_in_parts(peaks: list[int]) -> None:
 def test_each_thread_has_temporaries() -> None:
     x = da.ones((64, 64), chunks=(16, 16)).persist(scheduler="sync")
     z = da.fft.fft(x.rechunk((8, 64)))
-    keys, peaks = list(flatten(z.__dask_keys__())), []
+    peaks = []
     for threads in (1, 2, 64):
-        facts = ClusterFacts(2, "cpu", None, threads=threads)
-        optimizer = GraphOptimizer(read({"when": "always", "on_error": "raise"}), facts)
-        ((_, prediction),) = optimizer.rewrite(z.dask, keys).regions
+        ((_, prediction),) = explained(z, workers=2, threads=threads, when="always").regions
         peaks.append(prediction.peak_bytes)
     one, two, four = peaks  # of four blocks on a rank
     assert four - one == pytest.approx(3 * (two - one), abs=3)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import Alias, DataNode
 from dask.array.optimization import optimize
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.observe.explain.table import Totals
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Plain, plain_graph
-from graph_opt.dask_graph.internals import Alias, DataNode
-from graph_opt.dask_graph.work import USUAL
+from tests.support.clusters import explained
 
-CLUSTER = ClusterFacts(4, "cpu", None)
-MACHINE = CLUSTER.machine
+DASK_BANDWIDTH = 1e8
 Function = Callable[[Any], Any]
 
 
@@ -31,9 +25,15 @@ def enabled() -> Iterator[None]:
         yield
 
 
-def predicted(z: da.Array, facts: ClusterFacts = CLUSTER) -> Plain:
-    reader = GraphOptimizer(read({"fuse": False}), facts).reader(z.dask, z.__dask_keys__())
-    return plain_graph(reader, (), (), facts, workers=4, kernels=False)
+def predicted(z: da.Array, **facts: Any) -> tuple[int, float]:
+    """Return the tasks and seconds of plain Dask on four workers."""
+    totals = explained(z, fuse=False, **facts).totals
+    assert totals is not None
+    return totals.dask_tasks, totals.dask_seconds
+
+
+def seconds(z: da.Array, **facts: Any) -> float:
+    return predicted(z, **facts)[1]
 
 
 def random(n: int, chunk: int) -> da.Array:
@@ -56,54 +56,58 @@ FUNCTIONS: dict[str, Function] = {
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("chunk", [16, 8])
 def test_tasks_are_those_that_dask_runs(function: Function, chunk: int) -> None:
-    z = function(random(32, chunk))
+    with dask.annotate(dgpu=False):  # nothing else is chosen
+        z = function(random(32, chunk))
     tasks = optimize(z.dask, z.__dask_keys__()).values()
     run = [task for task in tasks if not isinstance(task, DataNode | Alias)]
-    assert predicted(z).tasks == len(run)
+    assert predicted(z)[0] == len(run)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_seconds_grow_with_the_size(function: Function) -> None:
-    small, large = (predicted(function(random(n, n // 4))).seconds for n in (64, 256))
+    small, large = (seconds(function(random(n, n // 4))) for n in (64, 256))
     assert 0 < small < large < np.inf
 
 
 def test_work_is_what_functions_read_and_write() -> None:
     x = random(64, 16)
-    added = predicted(x + 1).seconds - predicted(x).seconds
-    read_and_written = USUAL.passes * 2 * x.nbytes
-    assert added == pytest.approx(read_and_written / MACHINE.memory_bandwidth / 4)
-    assert predicted(x**3).seconds > predicted(x**2).seconds == predicted(x + 1).seconds
+    added = seconds(x + 1) - seconds(x)
+    doubled = random(64, 32)
+    assert added > 0
+    assert seconds(doubled + 1) - seconds(doubled) == pytest.approx(added)
+    assert seconds(x**3) > seconds(x**2) == seconds(x + 1)
 
 
 def test_products_have_the_rate_of_the_machine() -> None:
     x = da.zeros((8, 256, 256), chunks=(2, 256, 256))
-    seconds = predicted(x @ x).seconds
-    assert seconds > 8 * 2 * 256**3 / MACHINE.flops / 4
+    flops = 1e9
+    rates = {f"float64.{shape}": flops for shape in ("square", "tall", "vector")}
+    assert seconds(x @ x, figures=rates) > 8 * 2 * 256**3 / flops / 4
 
 
 def test_blocks_of_other_workers_are_received() -> None:
     x = random(64, 16).persist(scheduler="sync")
-    moved = (predicted(x + x.T).seconds - predicted(x + x).seconds) * MACHINE.dask_rate
+    rate = {"dask_bandwidth": DASK_BANDWIDTH}
+    moved = (seconds(x + x.T, figures=rate) - seconds(x + x, figures=rate)) * DASK_BANDWIDTH
     block = x.nbytes / 16
     assert block < moved < 4 * block  # of four blocks in a row one stays
 
 
 def test_blocks_of_running_sums_stay() -> None:
     x = random(64, 16).persist(scheduler="sync")
-    slow = replace(CLUSTER, figures=(("dask_bandwidth", 1.0),))
-    seconds = predicted(x.cumsum(axis=0), slow).seconds
-    assert seconds == pytest.approx(predicted(x.cumsum(axis=0)).seconds)  # but for their totals
-    assert predicted(x + x.T, slow).seconds > x.nbytes / 16
+    slow = {"dask_bandwidth": 1.0}
+    assert seconds(x.cumsum(axis=0), figures=slow) < x.nbytes / 16
+    assert seconds(x + x.T, figures=slow) > x.nbytes / 16
 
 
 def test_dependent_layers_add_round_trips() -> None:
     x = random(32, 8)
-    here = ClusterFacts(0, "cpu", None)
-    there = ClusterFacts(4, "cpu", None)
-    two = predicted(x.sum(), there).seconds - predicted(x.sum(), here).seconds
+    trip = 0.25
+    quick, slow = (
+        seconds(x.sum(), figures={"round_trip_seconds": each}) for each in (trip, 2 * trip)
+    )
     # submission, report, partial sums of four blocks, and their sum
-    assert two == pytest.approx(4 * MACHINE.round_trip_seconds)
+    assert slow - quick == pytest.approx(4 * trip)
 
 
 def test_explain_adds_up() -> None:
@@ -114,7 +118,8 @@ def test_explain_adds_up() -> None:
     assert found.seconds is not None
     assert found.dask_seconds is not None
     assert region.seconds <= found.seconds < found.dask_seconds
-    assert found.totals == Totals(2, found.seconds, found.totals.dask_tasks, found.dask_seconds)
+    assert (found.totals.tasks, found.totals.seconds) == (2, found.seconds)
+    assert found.totals.dask_seconds == found.dask_seconds
     assert found.totals.dask_tasks > 100
     assert found.to_dict()["seconds"] == found.seconds
 

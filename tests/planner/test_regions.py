@@ -13,9 +13,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.optimizer import GraphOptimizer
-from graph_opt.dask_graph.emit import GangLayer
-from graph_opt.model.names import is_gang
 from tests.support.profiles import examples
 
 ALWAYS = {"on_error": "raise", "when": "always"}
@@ -34,10 +31,9 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[int]:
         yield request.param
 
 
-def optimizer() -> GraphOptimizer:
-    found = dask.config.get("array_optimize")
-    assert isinstance(found, GraphOptimizer)
-    return found
+def optimized(z: da.Array) -> Any:
+    """Return the graph that Dask computes."""
+    return dask.config.get("array_optimize")(z.dask, z.__dask_keys__())
 
 
 chunks = st.lists(st.integers(1, N - 1), unique=True, max_size=3).map(
@@ -148,8 +144,7 @@ def test_from_random_numbers_to_a_scalar_is_one_task_and_the_gang(programs: list
     k = da.exp(-(da.arange(N, chunks=4)[:, None] ** 2) - da.arange(N, chunks=N)[None] ** 2)
     numbers = np.arange(N)
     error = abs(filtered(x, k) - x).max()
-    graph = optimizer()(error.dask, error.__dask_keys__())
-    assert len(graph) == 2
+    assert len(optimized(error)) == 2
     expected = np.exp(-(numbers[:, None] ** 2.0) - numbers[None] ** 2.0)
     close = abs(filtered(wanted, expected) - wanted).max()
     np.testing.assert_allclose(error.compute(scheduler="sync"), close, rtol=1e-12)
@@ -162,8 +157,7 @@ def test_ten_collectives_are_one_gang(programs: list[Any]) -> None:
     for _ in range(10):
         y = (y @ x) / 2 + 1
         wanted = wanted @ A / 2 + 1
-    keys = y.__dask_keys__()
-    tasks = optimizer()(y.dask, keys)
+    tasks = optimized(y)
     blocks = x.npartitions + y.npartitions
     assert len(tasks) <= x.npartitions + blocks + 2 * 3 + 2  # x's own tasks are in it too
     np.testing.assert_allclose(y.compute(scheduler="sync"), wanted, rtol=1e-12)
@@ -241,9 +235,8 @@ def test_two_layers_with_the_same_tasks_end_a_region(programs: list[Any]) -> Non
 
 def test_a_plain_elementwise_graph_is_left_alone() -> None:
     x = da.from_array(A, chunks=3) * 2 + 1
-    keys = x.__dask_keys__()
-    assert optimizer().rewrite(x.dask, keys).regions == ()
-    assert not any(map(is_gang, optimizer()(x.dask, keys)))
+    assert dgpu.explain(x).regions == ()
+    assert not any("dgpu" in str(key) for key in dict(optimized(x)))
 
 
 def test_annotations_keep_members_apart(programs: list[Any]) -> None:
@@ -251,10 +244,8 @@ def test_annotations_keep_members_apart(programs: list[Any]) -> None:
     with dask.annotate(priority=3):
         y = np.fft.fft2(x)
     z = y @ y
-    graph = optimizer()(z.dask, z.__dask_keys__())
-    assert [layer.annotations for layer in graph.layers.values() if layer.annotations] == [
-        {"priority": 3}
-    ]
+    annotations = [layer.annotations for layer in optimized(z).layers.values()]
+    assert [each for each in annotations if each] == [{"priority": 3}]
     np.testing.assert_allclose(z.compute(scheduler="sync"), np.fft.fft2(A) @ np.fft.fft2(A))
     assert len(programs) == 2
 
@@ -265,14 +256,14 @@ def test_a_region_that_does_not_fit_is_split(ranks: int) -> None:
     b = a @ x
     c = b @ x
     z = (a + b) @ (b + c) + c @ a
-    whole = optimizer().rewrite(z.dask, z.__dask_keys__())
+    whole = dgpu.explain(z)
     ((region, prediction),) = whole.regions
     limit = int(prediction.peak_bytes / 0.8) - 8
     with dgpu.enable(local_ranks=ranks, memory_limit=limit, **ALWAYS):
-        parts = optimizer().rewrite(z.dask, z.__dask_keys__())
+        parts = dgpu.explain(z)
         assert len(parts.regions) > 1
         assert all(each.peak_bytes <= 0.8 * limit for _, each in parts.regions)
-        assert len(parts.pieces) == len(region.pieces)
+        assert len(parts.rewritten) == len(region.pieces)
         np.testing.assert_allclose(
             z.compute(scheduler="sync"), (A2 + A3) @ (A3 + A4) + A4 @ A2, rtol=1e-12
         )
@@ -283,10 +274,10 @@ def test_plain_names_are_those_of_dask() -> None:
     x = da.from_array(A, chunks=(3, N))
     y = np.fft.fft2(x)
     z = abs(y)
-    graph = optimizer().rewrite(z.dask, [z.__dask_keys__(), y.__dask_keys__()]).graph
-    (gang,) = (layer for layer in graph.layers.values() if isinstance(layer, GangLayer))
-    assert {name for name, _ in gang.region.wanted} == {y.name, z.name}
-    assert set(dask.core.flatten(y.__dask_keys__())) <= set(graph.to_dict())
+    ((region, _),) = dgpu.explain(z, y).regions
+    assert {name for name, _ in region.wanted} == {y.name, z.name}
+    (_, found) = dask.optimize(z, y)
+    assert set(dask.core.flatten(y.__dask_keys__())) <= set(found.dask.to_dict())
 
 
 @pytest.mark.parametrize("fused", [False, True])

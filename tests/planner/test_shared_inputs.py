@@ -10,15 +10,9 @@ import dask.array as da
 import dask.base
 import numpy as np
 import pytest
-from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.decisions import Rewriting
-from dask_dgpu.planner.present import NOTHING, Present
+from tests.support.clusters import explained, placed
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 RNG = np.random.default_rng(11)
@@ -30,13 +24,9 @@ def lazy(values: Any, chunks: Any = (5, 4)) -> da.Array:
     return da.from_array(values, chunks=chunks)
 
 
-def rewritten(
-    *results: da.Array, workers: int = 4, present: Present = NOTHING, **settings: Any
-) -> Rewriting[Any]:
-    graph = HighLevelGraph.merge(*(each.__dask_graph__() for each in results))
-    keys = list(flatten([each.__dask_keys__() for each in results]))
-    optimizer = GraphOptimizer(read(ALWAYS | settings), ClusterFacts(workers, "cpu", None))
-    return optimizer.rewrite(graph, keys, present)
+def gangs_of(*results: da.Array, **values: Any) -> Any:
+    """Return the gangs on four workers, each with its prediction."""
+    return explained(*results, when="always", **values).regions
 
 
 def user(block: Any) -> Any:
@@ -73,8 +63,8 @@ def test_results_are_numpys(form: str, ranks: int) -> None:
 def test_shared_inputs_make_one_gang(form: str) -> None:
     """It reads each block once and is predicted to take no longer than gangs for each result."""
     results = SHARED[form](lazy(A), lazy(B))
-    ((region, prediction),) = rewritten(*results).regions
-    alone = [rewritten(each).regions for each in results]
+    ((region, prediction),) = gangs_of(*results)
+    alone = [gangs_of(each) for each in results]
     assert all(len(regions) == 1 for regions in alone)
     assert prediction.seconds <= sum(each.seconds for ((_, each),) in alone)
     assert prediction.tasks == region.tasks
@@ -84,7 +74,7 @@ def test_shared_inputs_make_one_gang(form: str) -> None:
 
 @pytest.mark.parametrize("form", APART)
 def test_others_stay_apart(form: str) -> None:
-    assert len(rewritten(*APART[form](lazy(A), lazy(B))).regions) == 2
+    assert len(gangs_of(*APART[form](lazy(A), lazy(B)))) == 2
 
 
 def test_what_depends_on_a_gang_through_other_layers_is_another() -> None:
@@ -94,7 +84,7 @@ def test_what_depends_on_a_gang_through_other_layers_is_another() -> None:
     with dask.annotate(dgpu=False):
         middle = first * 2
     last = (x - middle).max()
-    regions = [region for region, _ in rewritten(first, last).regions]
+    regions = [region for region, _ in gangs_of(first, last)]
     assert len(regions) == 2
     with dgpu.enable(local_ranks=3, **ALWAYS):
         found = dask.base.compute(first, last, scheduler="sync")
@@ -106,9 +96,9 @@ def test_what_does_not_fit_together_stays_apart() -> None:
     """Both products of a large result fit one after the other only."""
     x = lazy(np.ones((64, 1024)), (64, 256))
     results = x.T @ x, (x + 1).T @ x
-    both = rewritten(*results).regions
+    both = gangs_of(*results)
     most = max(prediction.peak_bytes for _, prediction in both)
-    apart = rewritten(*results, memory_cap=most - 1).regions
+    apart = gangs_of(*results, memory_cap=most - 1)
     assert len(both) == 1
     assert len(apart) == 2
 
@@ -116,11 +106,10 @@ def test_what_does_not_fit_together_stays_apart() -> None:
 def test_what_may_begin_does_not_wait() -> None:
     """One result reads blocks in memory; the other also reads one that is not there yet."""
     x, y = lazy(A).persist(scheduler="sync"), lazy(B)
-    held = {(x.name, *index) for index in np.ndindex(x.numblocks)}
-    present = Present(lambda keys: 0, lambda keys: dict.fromkeys(held & {*keys}, 0))
+    places = placed((x, lambda index: 0))
     with dask.annotate(dgpu=False):
         z = y + 1
-    apart = rewritten(x.sum(), (x * z).sum(), present=present).regions
+    apart = gangs_of(x.sum(), (x * z).sum(), places=places)
     assert [prediction.at_once for _, prediction in apart] == [True, False]
-    ((_, prediction),) = rewritten(x.sum(), (x * x).sum(), present=present).regions
+    ((_, prediction),) = gangs_of(x.sum(), (x * x).sum(), places=places)
     assert prediction.at_once

@@ -15,13 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.present import Present
-from dask_dgpu.runtime.ship import HEADER
+from tests.support.clusters import explained
 from tests.support.profiles import examples
-from tests.support.programs import loaded, run_evenly
+from tests.support.programs import HEADER, loaded, run_evenly
 
 ALWAYS = {"on_error": "raise", "when": "always"}
 SLOW = pytest.mark.slow
@@ -198,10 +194,8 @@ X = da.random.default_rng(0).random((4096, 2048), chunks=(512, 2048)).persist(sc
 
 def planned(z: da.Array, **settings: Any) -> Any:
     """Return the regions on four workers, each with every fourth of the blocks in order."""
-    optimizer = GraphOptimizer(read(settings), ClusterFacts(4, "cpu", None))
     places = {(X.name, at, 0): at // 2 for at in range(8)}
-    present = Present(lambda keys: 0, lambda keys: {k: places[k] for k in keys if k in places})
-    return optimizer.rewrite(z.dask, z.__dask_keys__(), present).regions
+    return explained(z, places=places, **settings).regions
 
 
 @pytest.mark.parametrize("method", ["sequential", "blelloch"])

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
 
-import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.observe.explain import Explanation
-from dask_dgpu.optimizer import GraphOptimizer
+from tests.support.clusters import explained
 
 ORDER = np.random.default_rng(0).permutation(16_000)
-
-
-def explained(array: da.Array, facts: ClusterFacts) -> Explanation:
-    with dask.config.set(array_optimize=GraphOptimizer(read(), facts)):
-        return dgpu.explain(array)
 
 
 def square(n: int, chunk: int, dtype: type = float) -> da.Array:
@@ -50,7 +40,7 @@ def square(n: int, chunk: int, dtype: type = float) -> da.Array:
 def test_no_gang_is_slower_than_the_total_of_plain_dask(
     make: Callable[[], da.Array], device: str, workers: int
 ) -> None:
-    found = explained(make(), ClusterFacts(workers, device, None))
+    found = explained(make(), workers=workers, device=device)
     assert found.totals is not None
     if found.regions:
         assert found.totals.seconds < found.totals.dask_seconds
@@ -61,7 +51,7 @@ def test_no_gang_is_slower_than_the_total_of_plain_dask(
 
 def test_no_gang_computes_a_part_of_what_plain_dask_does_more_quickly() -> None:
     x = square(2000, 1000)
-    found = explained(x.T @ x, ClusterFacts(16, "cpu", None))
+    found = explained(x.T @ x, workers=16)
     assert not found.regions
     last = found.operations[-1]
     assert (last.operation, last.by) == ("matmul", "Dask")
@@ -72,7 +62,7 @@ def test_no_gang_computes_a_part_of_what_plain_dask_does_more_quickly() -> None:
 
 def test_copies_to_gpus_count_in_both_totals() -> None:
     x = square(8000, 1000)
-    found = explained(x @ x, ClusterFacts(2, "cuda", None))
+    found = explained(x @ x, workers=2, device="cuda")
     ((_, gang),) = found.regions
     assert gang.host_seconds > 0
     assert found.totals is not None

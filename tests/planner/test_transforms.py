@@ -8,11 +8,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from dask.core import flatten
 
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
+from tests.support.clusters import explained
 from tests.support.memory import assert_peak
 
 SIDE = 512
@@ -41,8 +38,7 @@ def options_of(name: str) -> list[dict[str, Any]]:
 
 def planned_bytes(z: da.Array) -> int:
     """Return the bytes that a rank is planned to need for a transform."""
-    optimizer = GraphOptimizer(read({"when": "always"}), ClusterFacts(1, "cpu", None))
-    ((_, prediction),) = optimizer.rewrite(z.dask, list(flatten(z.__dask_keys__()))).regions
+    ((_, prediction),) = explained(z, workers=1, when="always").regions
     return prediction.peak_bytes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,10 +14,6 @@ import pytest
 import dask_dgpu as dgpu
 from dask_dgpu.errors import UndeclaredError, UndeclaredShapeError, UndeclaredTypeError
 from dask_dgpu.operations.operation import conforming
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.runtime.program import Launch
-from graph_opt.dask_graph.emit import GangLayer
-from graph_opt.dask_graph.plain import Plain
 
 A = np.random.default_rng(9).random((12, 12))
 LEFT = "dask_dgpu left a gang to Dask: a block of .* is declared with shape"
@@ -116,22 +111,6 @@ def test_another_process(optimized: bool) -> None:
     with dgpu.enable(local_ranks=2, when="always"):
         z = dask.optimize(z)[0] if optimized else z
         np.testing.assert_array_equal(z.compute(scheduler="processes"), wanted)
-
-
-@pytest.mark.usefixtures("enabled")
-def test_what_dask_would_do_travels_unless_a_scheduler_has_it() -> None:
-    z = cropped(da.from_array(A, chunks=4)) @ A
-    optimizer = dask.config.get("array_optimize")
-    assert isinstance(optimizer, GraphOptimizer)
-    graph = optimizer.rewrite(z.dask, z.__dask_keys__()).graph
-    (gang,) = (layer for layer in graph.layers.values() if isinstance(layer, GangLayer))
-    launch: Launch = gang[gang.gang].args[0]
-    assert isinstance(launch.plain, Plain)
-    copy: Launch = pickle.loads(pickle.dumps(launch))
-    assert copy.fallback is not None
-    assert copy.fallback.wanted == launch.plain.wanted
-    staying = replace(launch, plain=replace(launch.plain, travels=False))
-    assert pickle.loads(pickle.dumps(staying)).plain is None
 
 
 class OnItsDevice:

@@ -22,6 +22,7 @@ from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import Prepared, Step, prepared
 from dask_dgpu.runtime.program import Key, Launch, Program
+from dask_dgpu.runtime.ship import HEADER as HEADER
 from graph_opt.model.layout import dealt
 from graph_opt.model.names import is_gang
 from tests.support.recording import Ledger, RecordingComm
