@@ -57,7 +57,6 @@ def measure(
         rank=rank,
         size=given.ranks,
         timeout=TIMEOUT,
-        limit=TIMEOUT,
         device=rank if given.device == "cuda" else None,
         streams=this_server().streams(transport) if transport == "dask" else None,
     )

@@ -104,7 +104,6 @@ def _run_rank(
         rank=rank,
         size=size,
         timeout=CONNECTING,
-        limit=CONNECTING,
     )
     pipe.send(program(comm, *arguments))
     pipe.recv()

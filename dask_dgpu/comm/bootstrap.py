@@ -35,7 +35,6 @@ def connect(
     rank: int,
     size: int,
     timeout: float,
-    limit: float | None = None,
     patient: bool = False,
     device: int | None = None,
     ports: tuple[int, int] | None = None,
@@ -47,9 +46,7 @@ def connect(
     - ``store`` is this rank's, and joined to those of the other ranks only. It is used once.
     - ``host`` is the address or name of this rank's host.
     - Other ranks are awaited for ``timeout`` seconds, if ``patient`` until aborted: they may be
-      busy.
-    - A later wait raises after ``limit`` seconds. By default it lasts until the communicator is
-      aborted, from outside or because a peer is lost.
+      busy. Once all are there, connecting takes at most ``timeout`` seconds.
     - ``device`` is this rank's CUDA device, in this process's numbering. Without it, ``"ucx"`` only
       carries NumPy arrays; ``"dask"`` and ``"tcp"`` never carry others.
     - ``"ucx"`` listens on ``ports`` from the first to the last, if there are any; ``"tcp"`` and
@@ -71,17 +68,12 @@ def connect(
     if lifetime is not None:
         lifetime.adopt(attempt)
     ranks: dict[str, Any] = {"rank": rank, "size": size, "lifetime": attempt}
-    given: dict[str, Any] = {**ranks, "timeout": timeout, "limit": limit}
-
-    def create() -> Comm:
-        # before they meet, so that all ranks import at the same time
-        join = _joining(kind, host, device, ports, streams)
-        meet(store, "connect", "", **ranks, limit=None if patient else timeout)
-        return join(store, **given)
-
+    # before they meet, so that all ranks import at the same time
+    join = _joining(kind, host, device, ports, streams)
+    meet(store, "connect", "", **ranks, limit=None if patient else timeout)
+    create = partial(join, store, **ranks, timeout=timeout)
     # the thread's own error, which names the missing ranks, comes first
-    late = None if patient else timeout + 1.0
-    return _abandonable(create, attempt, late, f"rank {rank}'s connection")
+    return _abandonable(create, attempt, timeout + 1.0, f"rank {rank}'s connection")
 
 
 def _joining(
@@ -109,9 +101,7 @@ def _joining(
     return partial(NcclComm, device=device or 0)
 
 
-def _abandonable(
-    create: Callable[[], Comm], attempt: Lifetime, limit: float | None, what: str
-) -> Comm:
+def _abandonable(create: Callable[[], Comm], attempt: Lifetime, limit: float, what: str) -> Comm:
     """Connect in a thread, which is abandoned if the attempt ends first.
 
     Only success or a library's own time limit ends its calls to connect. A communicator that is
@@ -135,7 +125,8 @@ def _abandonable(
     attempt.threads.add(thread)
     thread.start()
     try:
-        attempt.wait_for(connected.done, limit, what)
+        if not attempt.wait_for(connected.done, limit):
+            raise CommError(f"{what} did not finish within {limit:g} s")
     except BaseException:
         attempt.abort(f"{what} was abandoned")
         if connected.done() and connected.exception() is None:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction
-from dask_dgpu.errors import CommAbortedError, CommError
+from dask_dgpu.errors import CommAbortedError
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -89,18 +89,17 @@ class Lifetime:
         with self.changed:
             self.changed.notify_all()
 
-    def wait_for(self, ready: Callable[[], bool], limit: float | None, phase: str) -> None:
+    def wait_for(self, ready: Callable[[], bool], limit: float | None = None) -> bool:
         """Wait until ``ready()``; the thread that makes it true notifies ``changed``.
 
-        If it is ready, an abort is not reported. After ``limit`` seconds this raises
-        :class:`~dask_dgpu.errors.CommError`, which names the caller's ``phase``.
+        Returns ``False`` after ``limit`` seconds. Raises if it ends first.
         """
         with self.changed:
             self.changed.wait_for(lambda: ready() or self.reason is not None, limit)
-            if ready():
-                return
-            self.check()
-        raise CommError(f"{phase} did not finish within its time limit")
+            if not ready():
+                self.check()
+                return False
+        return True
 
 
 def take_first(waiting: dict[K, deque[V]], key: K) -> V | None:

@@ -52,11 +52,10 @@ class _Message:
 
 
 class LocalHub:
-    """The shared state of the ranks of one process; waits raise after ``limit`` seconds."""
+    """The shared state of the ranks of one process."""
 
-    def __init__(self, size: int, limit: float | None = None) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.limit = limit
         self.lifetime = Lifetime()
         self.calls: dict[int, _Call] = {}
         self.sent: defaultdict[tuple[int, int], deque[_Message]] = defaultdict(deque)
@@ -84,7 +83,7 @@ class _LocalWork:
             missing.update(self._hub.ended.intersection(self._awaited()))
             return bool(missing) or not self._awaited()
 
-        self._hub.lifetime.wait_for(over, self._hub.limit, self._name)
+        self._hub.lifetime.wait_for(over)
         if missing:
             self._hub.lifetime.check()
             raise CommError(f"{self._name} waits for rank {min(missing)}, whose program has ended")
@@ -216,16 +215,13 @@ def _leaves(given: Any) -> list[Any]:
     return [given]
 
 
-def run_local(
-    size: int, fn: Callable[..., T], *args: object, limit: float | None = None
-) -> list[T]:
+def run_local(size: int, fn: Callable[..., T], *args: object) -> list[T]:
     """Call ``fn(comm, *args)`` on ``size`` threads, one per rank.
 
     If a rank raises, the others are aborted and its error is raised here. A rank waits until
-    the others have called or ended, at most ``limit`` seconds if that is given. Returns the
-    results of the ranks, in rank order.
+    the others have called or ended. Returns the results of the ranks, in rank order.
     """
-    hub = LocalHub(size, limit)
+    hub = LocalHub(size)
     results: list[T | None] = [None] * size
     errors: list[BaseException] = []
 

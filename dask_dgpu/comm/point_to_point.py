@@ -49,8 +49,6 @@ from dask_dgpu.errors import CommError
 _ONE_ROUND = 16 * 1024
 # Up to this many bytes of one round, a thread costs more than it can hide.
 WITHOUT_THREAD = 256 * 1024
-# Extra seconds for the thread that waits for a message: its error names the peer.
-_GRACE = 1.0
 
 Verb = Literal["send", "recv"]
 
@@ -69,20 +67,18 @@ class Posted:
         self.fault: str | None = None
         self._changed = changed
 
-    def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late."""
-        self.sleep(seconds)
+    def wait(self) -> None:
+        """Block until it is done; raise ``CommError`` if it failed."""
+        self.sleep()
         self.check()
 
-    def sleep(self, seconds: float | None) -> None:
-        """Block until it is done or late."""
+    def sleep(self) -> None:
+        """Block until it is done."""
         with self._changed:
-            self._changed.wait_for(lambda: self.over, seconds)
+            self._changed.wait_for(lambda: self.over)
 
     def check(self) -> None:
-        """Raise ``CommError`` if it failed or is not done."""
-        if not self.over:
-            raise CommError(f"{self.what} did not finish within the time limit")
+        """Raise ``CommError`` if it failed."""
         if self.fault is not None:
             raise CommError(f"{self.what} failed: {self.fault}")
 
@@ -108,7 +104,6 @@ class StepsWork:
         self._name = f"{name} on rank {comm.rank} of {comm.size}"
         self._lifetime = comm._lifetime
         self._running = comm._running
-        self._deadline = None if comm.limit is None else time.monotonic() + comm.limit
         self._error: CommError | None = None
         self._rest: Steps | None = None
         self._over = False
@@ -137,7 +132,7 @@ class StepsWork:
         try:
             for messages in steps:
                 for message in messages:
-                    message.wait(self._left(at_least=0.001))
+                    message.wait()
                     self._lifetime.check()
         except CommError as raised:
             error = raised
@@ -150,20 +145,13 @@ class StepsWork:
             self._running.discard(self)
             self._lifetime.changed.notify_all()
 
-    def _left(self, at_least: float) -> float | None:
-        if self._deadline is None:
-            return None
-        return max(at_least, self._deadline - time.monotonic())
-
     def wait(self) -> None:
         """Return when the collective is over; raise if it failed."""
         with self._lifetime.changed:
             rest, self._rest = self._rest, None
         if rest is not None:
             self._finish(rest, aside=False)
-        left = self._left(at_least=0.0)
-        limit = None if left is None else left + _GRACE
-        self._lifetime.wait_for(lambda: self._over, limit, self._name)
+        self._lifetime.wait_for(lambda: self._over)
         if self._error is not None:
             # Our own abort explains more than the effect of a peer's end on a message.
             self._lifetime.check()
@@ -173,20 +161,12 @@ class StepsWork:
 class PointToPointComm(ABC):
     """A :class:`~dask_dgpu.comm.protocol.Comm` over a transport for messages.
 
-    Waits raise after ``limit`` seconds; ``None`` waits until aborted. ``on_abort`` ends all waits
-    of the transport, and must not block.
+    ``on_abort`` ends all waits of the transport, and must not block.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        limit: float | None,
-        on_abort: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, rank: int, size: int, on_abort: Callable[[], None]) -> None:
         self.rank = rank
         self.size = size
-        self.limit = limit
         self._lifetime = Lifetime(on_abort)
         self._calls = 0
         self._running: set[StepsWork] = set()

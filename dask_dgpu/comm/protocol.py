@@ -37,14 +37,12 @@ class Work(Protocol):
         """Return when the buffers may be used again.
 
         On a CPU the data has arrived. On a GPU the caller's current stream waits for it; the
-        host does not. It waits for the other ranks without a limit, unless the communicator
-        has a time limit.
+        host does not. It waits for the other ranks without a limit.
 
         Raises
         ------
         CommError
-            If a peer is lost or the time limit passes; on a GPU a later call may be the
-            first to raise.
+            If a peer is lost; on a GPU a later call may be the first to raise.
         CommAbortedError
             If the communicator was aborted, from any thread.
         """
@@ -150,4 +148,4 @@ class RecordableComm(Protocol):
         """End a recording when this communicator is aborted or closed."""
 
     def launched(self) -> None:
-        """Watch a recording on the current stream like a call."""
+        """Let a close wait for a recording on the current stream, as for a call."""

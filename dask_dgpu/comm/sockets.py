@@ -12,7 +12,6 @@ receive.
 from __future__ import annotations
 
 import hmac
-import math
 import secrets
 import select
 import socket
@@ -202,31 +201,29 @@ class Sockets:
         """Send a packet."""
         self._links[peer].send(kind, tag, data)
 
-    def wait(self, message: Posted, seconds: float | None) -> None:
-        """Read until a message is over or late, or wait while another thread reads."""
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while self._begins_to_read(message, deadline):
+    def wait(self, message: Posted) -> None:
+        """Read until a message is over, or wait while another thread reads."""
+        while self._begins_to_read(message):
             try:
-                self._read(_left(deadline))
+                self._read()
             finally:
                 with self._changed:
                     self._reading = False
                     self._changed.notify_all()
 
-    def _begins_to_read(self, message: Posted, deadline: float) -> bool:
-        """Wait while another thread reads; return ``False`` once it is over, or too late."""
+    def _begins_to_read(self, message: Posted) -> bool:
+        """Wait while another thread reads; return ``False`` once the message is over."""
         with self._changed:
-            while not message.over and time.monotonic() < deadline:
-                if not self._reading:
-                    self._reading = True
-                    return True
-                self._changed.wait(_left(deadline))
-        return False
+            self._changed.wait_for(lambda: message.over or not self._reading)
+            if message.over:
+                return False
+            self._reading = True
+        return True
 
-    def _read(self, seconds: float | None) -> None:
+    def _read(self) -> None:
         """Read once from all peers that have sent something, and wait for one."""
         comm = self._comm
-        for descriptor, _ in self._readable.poll(None if seconds is None else 1000 * seconds):
+        for descriptor, _ in self._readable.poll():
             peer = self._peers[descriptor]
             try:
                 packets = self._links[peer].read(partial(comm.target, peer))
@@ -270,10 +267,6 @@ def connect(store: Store, *, host: str, timeout: float, **given: Any) -> StreamC
     with _listener(host, given["size"]) as listener:
         streams = Sockets(listener, timeout, given["lifetime"])
         return join(store, timeout=timeout, streams=streams, **given)
-
-
-def _left(deadline: float) -> float | None:
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def _listener(host: str, size: int) -> socket.socket:

@@ -64,14 +64,8 @@ class Store:
         """
         with self._lock:
             self._waiting.add(lifetime)
-        with lifetime.changed:
-            lifetime.changed.wait_for(
-                lambda: not self.missing(keys) or lifetime.reason is not None, limit
-            )
-        missing = self.missing(keys)
-        if missing:
-            lifetime.check()
-        return missing
+        lifetime.wait_for(lambda: not self.missing(keys), limit)
+        return self.missing(keys)
 
 
 def meet(

@@ -70,8 +70,8 @@ class Streams(Protocol):
         ``data`` is ``None``, bytes, or a flat view of memory that does not change before DONE.
         """
 
-    def wait(self, message: Posted, seconds: float | None) -> None:
-        """Block until a message is over or late; it may receive packets meanwhile."""
+    def wait(self, message: Posted) -> None:
+        """Block until a message is over; it may receive packets meanwhile."""
 
     def close(self, seconds: float) -> None:
         """Close all streams; from any thread, does not block.
@@ -91,9 +91,9 @@ class Packet(Posted):
         self._streams = comm._streams
         self.target = target
 
-    def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late."""
-        self._streams.wait(self, seconds)
+    def wait(self) -> None:
+        """Block until it is done; raise ``CommError`` if it failed."""
+        self._streams.wait(self)
         self.check()
         target = self.target
         if target is None or self.result[0] is target:
@@ -112,8 +112,8 @@ class Packet(Posted):
 class StreamComm(PointToPointComm):
     """One rank over streams; see :class:`~dask_dgpu.comm.protocol.Comm`."""
 
-    def __init__(self, rank: int, size: int, limit: float | None, streams: Streams) -> None:
-        super().__init__(rank, size, limit, self._end)
+    def __init__(self, rank: int, size: int, streams: Streams) -> None:
+        super().__init__(rank, size, self._end)
         self._streams = streams
         self._lock = threading.Lock()
         self._lost: dict[int, str] = {}
@@ -227,22 +227,20 @@ def join(
     rank: int,
     size: int,
     timeout: float,
-    limit: float | None,
     streams: Streams,
     lifetime: Lifetime,
 ) -> StreamComm:
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
-    ``store`` is for these ranks only. Connecting ends after ``timeout`` seconds, or if ``lifetime``
-    is aborted. Later waits raise after ``limit`` seconds; ``None`` waits until aborted.
+    ``store`` is for these ranks only. Other ranks are awaited for ``timeout`` seconds. Connecting
+    ends if ``lifetime`` is aborted.
     """
-    comm = StreamComm(rank, size, timeout, streams)
+    comm = StreamComm(rank, size, streams)
     try:
         lifetime.adopt(comm._lifetime)
         ranks: dict[str, Any] = {"rank": rank, "size": size, "lifetime": lifetime}
         streams.open(rank, meet(store, "streams", streams.address, **ranks, limit=timeout), comm)
         comm.barrier()
-        comm.limit = limit
     except BaseException:
         comm.abort("it did not connect")
         streams.close(0.0)  # an abort before may have missed streams that opened meanwhile

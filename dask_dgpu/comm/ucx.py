@@ -13,9 +13,9 @@ The thread runs the calls, lets UCX progress, completes messages, and sleeps unt
 device or another thread wakes it. So no two threads call UCX at once, and no other thread blocks
 within UCX.
 
-The loss of a peer ends only the messages with that peer. A late message and an abort disconnect
-the rank, because a started receive cannot be cancelled: every message fails, which the peers notice
-like the loss of a process. Buffers are kept until UCX releases them. An orderly end exchanges
+The loss of a peer ends only the messages with that peer. An abort disconnects the rank, because a
+started receive cannot be cancelled: every message fails, which the peers notice like the loss of a
+process. Buffers are kept until UCX releases them. An orderly end exchanges
 farewells with all peers first, so that no sent data is discarded.
 """
 
@@ -63,7 +63,7 @@ _LAST_WAIT = 2.0
 
 
 class UcxMessage(Posted):
-    """A posted send or receive; if it is late, its communicator is disconnected.
+    """A posted send or receive.
 
     To drop the request cancels it, if UCX still can. The buffer is kept with it.
     """
@@ -73,16 +73,6 @@ class UcxMessage(Posted):
         self.peer = peer
         self.request: Any = None
         self.buffer: Any = None
-        self._comm = comm
-
-    def wait(self, seconds: float | None) -> None:
-        """Block until it is done; raise ``CommError`` if it failed or is late."""
-        try:
-            super().wait(seconds)
-        except CommError as error:
-            if not self.over:
-                self._comm.disconnect(str(error))
-            raise
 
 
 class _EndError(Exception):
@@ -92,9 +82,9 @@ class _EndError(Exception):
 class UcxComm(PointToPointComm):
     """One rank over UCX, to whose ``address`` others connect; see :class:`~.protocol.Comm`.
 
-    ``timeout`` are the seconds to create the worker, and to wait for the farewells of others;
-    ``device`` is the CUDA device of the arrays, ``None`` for NumPy's. UCX listens on ``ports`` from
-    the first to the last, ``None`` for any.
+    It waits for the farewells of others for ``timeout`` seconds. ``device`` is the CUDA device of
+    the arrays, ``None`` for NumPy's. UCX listens on ``ports`` from the first to the last, ``None``
+    for any.
     """
 
     def __init__(
@@ -105,7 +95,7 @@ class UcxComm(PointToPointComm):
         device: int | None,
         ports: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(rank, size, timeout, self._end_messages)
+        super().__init__(rank, size, self._end_messages)
         self.timeout = timeout
         self.device = device
         self.changed = threading.Condition()
@@ -124,17 +114,13 @@ class UcxComm(PointToPointComm):
         address: Future[bytes] = Future()
         # No daemon: an exiting interpreter that stops one within C++ ends the process.
         threading.Thread(target=self._run, args=(address,), name="ucx", daemon=False).start()
-        try:
-            self.address = address.result(timeout)
-        except TimeoutError:
-            self.disconnect("it started too late")
-            raise CommError(f"rank {rank}'s UCX did not start within the time limit") from None
+        self.address = address.result()
 
     def connect(self, addresses: Sequence[bytes]) -> None:
         """Prepare for messages to the workers at these addresses, one per rank."""
         done = UcxMessage(f"rank {self.rank}'s connection", self, self.rank)
         self._do(partial(self._connect, addresses, done), done)
-        done.wait(self.timeout)
+        done.wait()
 
     def disconnect(self, reason: str) -> None:
         """End all messages; from any thread, does not block."""
@@ -396,7 +382,6 @@ def join(
     rank: int,
     size: int,
     timeout: float,
-    limit: float | None,
     device: int | None,
     ports: tuple[int, int] | None,
     lifetime: Lifetime,
@@ -404,19 +389,17 @@ def join(
     """Connect as one of ``size`` ranks, all of which call this at the same time.
 
     ``store`` is for these ranks only. ``device`` is ``None`` for NumPy arrays. It
-    listens on ``ports`` from the first to the last, ``None`` for any. Connecting ends
-    after ``timeout`` seconds, or if ``lifetime`` is aborted. Later waits raise after ``limit``
-    seconds; ``None`` waits until aborted.
+    listens on ``ports`` from the first to the last, ``None`` for any. Other ranks are awaited for
+    ``timeout`` seconds. Connecting ends if ``lifetime`` is aborted.
     """
     comm = UcxComm(rank, size, timeout, device, ports)
     try:
+        lifetime.adopt(comm._lifetime)
         mine = f"{comm.address.hex()} {token_hex(SECRET_BYTES)}"
         texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
         found = [tuple(map(bytes.fromhex, text.split())) for text in texts]
         comm.connect([address for address, _ in found])
-        lifetime.adopt(comm._lifetime)
         _greet(comm, [secret for _, secret in found])
-        comm.limit = limit
     except BaseException:
         comm.abort("it did not connect")
         raise

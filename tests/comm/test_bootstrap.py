@@ -43,7 +43,7 @@ def test_what_is_made_too_late_is_closed(how: str) -> None:
     if how == "abort":
         attempt.abort("enough")
     with pytest.raises(CommAbortedError if how == "abort" else CommError):
-        _abandonable(late.make, attempt, 0.01 if how == "limit" else None, "The connection")
+        _abandonable(late.make, attempt, 0.01 if how == "limit" else 60.0, "The connection")
     assert not late.closed.is_set()
     late.may_be_made.set()
     assert late.closed.wait(10)

@@ -51,7 +51,7 @@ def _module(name):
     return np
 
 
-def _rank_main(rank, size, kind, module, address, name, timeout, case):
+def _rank_main(rank, size, kind, module, address, name, case):
     if module == "cupy":
         _module("cupy").cuda.Device(rank).use()
     comm = connect(
@@ -61,7 +61,6 @@ def _rank_main(rank, size, kind, module, address, name, timeout, case):
         rank=rank,
         size=size,
         timeout=20.0,
-        limit=timeout,
         device=rank if module == "cupy" else None,
         streams=this_server().streams(name) if kind == "dask" else None,
     )
@@ -100,17 +99,17 @@ def launch(request):
     if kind in WRAPPERS:
         args = _module(module), WRAPPERS[kind]
 
-        def launch(case, timeout=20.0):
-            run_local(int(size), _wrapped, *args, case, limit=timeout)
+        def launch(case):
+            run_local(int(size), _wrapped, *args, case)
 
     else:
         pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")
         address = request.getfixturevalue("relay").address
         count = pool.size if size == "all" else int(size)
 
-        def launch(case, timeout=20.0):
+        def launch(case):
             name = f"{request.node.name}-{case.__name__}"
-            args = (count, kind, module, address, name, timeout, case)
+            args = (count, kind, module, address, name, case)
             for rank in range(count):
                 pool.pipes[rank].send((_rank_main, (rank, *args)))
             pool.results(range(count))
@@ -142,7 +141,7 @@ def _pooled_rank_main(rank, size, address):
     cupy = _module("cupy")
     rmm.reinitialize(pool_allocator=True, initial_pool_size=1 << 30, devices=rank)
     with cupy.cuda.using_allocator(rmm_cupy_allocator):
-        _rank_main(rank, size, "nccl", "cupy", address, "pools", 20.0, cases.a_window)
+        _rank_main(rank, size, "nccl", "cupy", address, "pools", cases.a_window)
 
 
 def test_use_after_abort(launch):
@@ -151,11 +150,6 @@ def test_use_after_abort(launch):
 
 def test_abort_while_waiting(launch):
     launch(cases.abort_while_waiting)
-
-
-@pytest.mark.slow
-def test_time_limit(launch):
-    launch(cases.time_limit, timeout=0.5)
 
 
 @given(data=st.data(), size=st.integers(1, 7))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.common import Lifetime
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import CommError
 
@@ -47,28 +46,6 @@ def test_what_a_rank_sent_before_it_ended_arrives() -> None:
         return float(got[0])
 
     assert run_local(2, program) == [7.0, 0.0]
-
-
-def test_a_slow_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as it is at work: no wait has a limit."""
-    limits: list[float | None] = []
-    wait_for = Lifetime.wait_for
-
-    def noted(lifetime: Any, ready: Any, limit: float | None, phase: str) -> None:
-        limits.append(limit)
-        wait_for(lifetime, ready, limit, phase)
-
-    monkeypatch.setattr(Lifetime, "wait_for", noted)
-
-    def program(comm: Any) -> float:
-        if comm.rank:
-            time.sleep(0.1)
-        x = np.ones(1)
-        comm.all_reduce(x).wait()
-        return float(x[0])
-
-    assert run_local(2, program) == [2.0, 2.0]
-    assert set(limits) == {None}
 
 
 def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ LARGE = 300_000
 """Bytes of a message that is sent once its receiver expects it."""
 
 
-def connected(size: int, host: str = "127.0.0.1", limit: float | None = None) -> list[Comm]:
+def connected(size: int, host: str = "127.0.0.1") -> list[Comm]:
     """Return the communicator of each rank."""
-    given: dict[str, Any] = {"size": size, "host": host, "timeout": 5.0, "limit": limit}
+    given: dict[str, Any] = {"size": size, "host": host, "timeout": 5.0}
     with ThreadPoolExecutor(size) as pool:
         found = [
             pool.submit(sockets.connect, store, rank=rank, lifetime=Lifetime(), **given)
@@ -181,7 +181,7 @@ def connect_as(rank: int, other: bytes, **given: Any) -> Comm:
     """Connect with a rank that has published an address, and then does nothing."""
     stores = joined(2)
     stores[1 - rank].set(f"streams/{1 - rank}", other)
-    terms = {"host": "127.0.0.1", "timeout": 0.3, "lifetime": Lifetime(), "limit": None} | given
+    terms = {"host": "127.0.0.1", "timeout": 0.3, "lifetime": Lifetime()} | given
     return sockets.connect(stores[rank], rank=rank, size=2, **terms)
 
 

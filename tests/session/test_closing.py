@@ -38,7 +38,7 @@ def test_a_cluster_closes_while_its_workers_connect(
 
     def connect(*args: Any, lifetime: Any, **kwargs: Any) -> Any:
         connecting.set()
-        lifetime.wait_for(lambda: False, None, "connecting")
+        lifetime.wait_for(lambda: False)
 
     monkeypatch.setattr(bootstrap, "connect", connect)
     client = Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0")

@@ -39,18 +39,18 @@ class _Side(Posted):
         super().__init__(what, wire.changed)
         self.wire, self.data = wire, data
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self) -> None:
         with self.wire.changed:
-            self.wire.changed.wait_for(lambda: self.over or self.wire.reason, seconds)
+            self.wire.changed.wait_for(lambda: self.over or self.wire.reason)
             if not self.over:
-                raise CommError(f"{self.what} failed: {self.wire.reason or 'too late'}")
+                raise CommError(f"{self.what} failed: {self.wire.reason}")
 
 
 class WireComm(PointToPointComm):
     """One rank; as in a transport, messages of a pair of ranks and a tag keep their order."""
 
-    def __init__(self, wire: Wire, rank: int, size: int, limit: float | None = 20) -> None:
-        super().__init__(rank, size, limit, self._end)
+    def __init__(self, wire: Wire, rank: int, size: int) -> None:
+        super().__init__(rank, size, self._end)
         self.wire = wire
 
     def _end(self) -> None:

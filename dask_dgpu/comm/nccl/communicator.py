@@ -6,10 +6,9 @@ from the rank, which is wrong if every process sees one GPU.
 
 Streams order everything. A call starts on NCCL's stream after the pending work of the caller's
 CuPy stream; ``wait`` makes the caller's stream wait for the call and does not block the host. NCCL
-does not notice a lost peer: an abort from outside ends the waits of host and streams. With a time
-limit, a watcher aborts if a stream has not passed a ``wait`` in time. torch's own watchdog would
-end the process after its limit (unless ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` says otherwise), so its
-limit never passes.
+does not notice a lost peer: an abort from outside ends the waits of host and streams. torch's own
+watchdog would end the process after its limit (unless ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` says
+otherwise), so its limit never passes.
 """
 
 # The protocol documents the methods.
@@ -20,7 +19,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -68,7 +66,7 @@ NATIVE = {np.dtype(t) for t in ("u1", "i1", "i4", "i8", "f2", "f4", "f8")}
 _NEVER = timedelta(days=365)
 
 _INTERVAL = 0.2
-"""Seconds between two looks at the marks on streams."""
+"""Seconds between two looks whether the GPU has finished, before a close."""
 
 _CALL_SECONDS = 0.5
 """Seconds for a call to return before an abort; one that connects to a lost peer ends by it."""
@@ -79,8 +77,7 @@ class NcclComm:
 
     All ranks create it at the same time, with a ``store`` for these ranks only. Connecting ends
     after ``timeout`` seconds, or if ``lifetime`` is aborted while it waits for the store. Closing
-    waits for the GPU, at most ``timeout`` seconds. Waits raise after ``limit`` seconds; without it
-    they last until aborted.
+    waits for the GPU, at most ``timeout`` seconds.
     """
 
     def __init__(
@@ -91,13 +88,11 @@ class NcclComm:
         size: int,
         device: int,
         timeout: float,
-        limit: float | None = None,
         lifetime: Lifetime | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self.limit = limit
         self._store = store
         self._issuing = threading.Lock()  # held by a call, and by an abort
         self._device = torch.device("cuda", device)
@@ -116,7 +111,8 @@ class NcclComm:
         except RuntimeError as error:
             raise CommError(f"rank {rank} of {size} could not connect: {error}") from error
         self._torch_store.lifetime = self._lifetime
-        self._marks = Marks(self._lifetime, limit)
+        with cupy.cuda.Device(device):
+            self._last_wait = cupy.cuda.Event(disable_timing=True)
 
     def exchange(self, sends: Messages, recvs: Messages) -> NcclWork:
         check_peers([peer for peer, _ in (*sends, *recvs)], self.size)
@@ -182,7 +178,7 @@ class NcclComm:
         self._lifetime.check()
 
     def launched(self) -> None:
-        self._marks.record("a recording")
+        self._note_wait()
 
     def abort(self, reason: str) -> None:
         self._lifetime.abort(reason)
@@ -198,8 +194,9 @@ class NcclComm:
 
     def _end(self) -> None:
         """Abort the group between calls; after a close, wait for the GPU first."""
-        if self._lifetime.closed:
-            self._marks.wait(self.timeout)
+        late = time.monotonic() + self.timeout
+        while self._lifetime.closed and not self._last_wait.done and time.monotonic() < late:
+            time.sleep(_INTERVAL)
         for recording in list(self._recordings):
             recording.end()  # NCCL waits for the end of those that have its calls
         returned = self._issuing.acquire(timeout=_CALL_SECONDS)
@@ -212,7 +209,7 @@ class NcclComm:
             self._mappings.close()
 
     def _start(self, name: str, start: Callable[[], Any], kept: Any) -> NcclWork:
-        with self._issuing, self._calling_torch(name), self._marks.calling(name):
+        with self._issuing, self._calling_torch(name):
             self._lifetime.check()
             work = start()
         return NcclWork(self, name, work, kept)
@@ -233,14 +230,19 @@ class NcclComm:
         return self._group._end_coalescing()
 
     def _order(self, work: Any, name: str) -> None:
-        """Let the caller's stream wait for ``work``, and the watcher for the stream."""
+        """Let the caller's stream wait for ``work``, and a close for the stream."""
         self._lifetime.check()
         if work is None:
             return
         with self._calling_torch(name):
             work.wait()
         with cupy.cuda.Device(self._device.index):
-            self._marks.record(name)
+            self._note_wait()
+
+    def _note_wait(self) -> None:
+        """Let a close wait for the current stream, unless it is recorded."""
+        if not cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr):
+            self._last_wait.record()
 
     @contextmanager
     def _calling_torch(self, name: str) -> Iterator[None]:
@@ -268,63 +270,6 @@ class NcclComm:
                 f"expected a buffer on CUDA device {self._device.index}, got {buffer.device.id}"
             )
         return torch.as_tensor(buffer, device=self._device)
-
-
-class Marks:
-    """Events that are recorded after waits; a thread recycles the passed ones.
-
-    The thread ends with the communicator's ``lifetime``, which it aborts if a wait is pending for
-    ``limit`` seconds.
-    """
-
-    def __init__(self, lifetime: Lifetime, limit: float | None) -> None:
-        self._lifetime = lifetime
-        self._limit = limit
-        # time, name of the call, event
-        self._marks: deque[tuple[float, str, Any]] = deque()
-        self._spare: list[Any] = []
-        self._call: tuple[float, str] | None = None
-        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
-
-    @contextmanager
-    def calling(self, name: str) -> Iterator[None]:
-        """Watch a call: the first message between two ranks connects them and blocks."""
-        self._call = (time.monotonic(), name)
-        try:
-            yield
-        finally:
-            self._call = None
-
-    def record(self, name: str) -> None:
-        """Mark a wait on the current stream, unless it is recorded."""
-        if cupy.cuda.runtime.streamIsCapturing(cupy.cuda.get_current_stream().ptr):
-            return
-        event = self._spare.pop() if self._spare else cupy.cuda.Event(disable_timing=True)
-        event.record()
-        self._marks.append((time.monotonic(), name, event))
-
-    def wait(self, seconds: float) -> None:
-        """Return when the GPU has passed all marks, after ``seconds`` at the latest."""
-        late = time.monotonic() + seconds
-        marks = list(self._marks)
-        while marks and not marks[-1][2].done and time.monotonic() < late:
-            time.sleep(_INTERVAL)
-
-    def _watch(self) -> None:
-        while self._lifetime.reason is None:
-            while self._marks and self._marks[0][2].done:
-                self._spare.append(self._marks.popleft()[2])
-            if self._limit is not None:
-                self._abort_if_late(self._limit)
-            time.sleep(_INTERVAL)
-
-    def _abort_if_late(self, limit: float) -> None:
-        pending = [mark[:2] for mark in list(self._marks)[:1]]
-        call = self._call
-        pending += [call] if call else []
-        for begin, name in pending:
-            if time.monotonic() > begin + limit:
-                self._lifetime.abort(f"{name} did not finish within {limit:g} s")
 
 
 class NcclWork:

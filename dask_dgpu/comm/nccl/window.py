@@ -79,7 +79,7 @@ class Mappings:
             json.dumps(value),
             rank=comm.rank,
             size=comm.size,
-            limit=comm.limit,
+            limit=None,
             lifetime=comm._lifetime,
         )
         return [json.loads(text) for text in texts]

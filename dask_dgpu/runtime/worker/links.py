@@ -80,9 +80,9 @@ class Links:
             data = bytes(data)
         self._call(self._push, peer, kind, tag, data)
 
-    def wait(self, message: Posted, seconds: float | None) -> None:
+    def wait(self, message: Posted) -> None:
         """Wait for a message, which the event loop ends."""
-        message.sleep(seconds)
+        message.sleep()
 
     def close(self, seconds: float) -> None:
         """Close each link after its packets and the peer's farewell, or after ``seconds``."""

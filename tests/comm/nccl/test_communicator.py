@@ -29,7 +29,7 @@ def relay() -> Relay:
 def _connected(rank: int, address: str, name: str) -> Any:
     from dask_dgpu.comm.nccl.communicator import NcclComm
 
-    given = {"rank": rank, "size": 2, "device": rank, "timeout": 20.0, "limit": 5.0}
+    given = {"rank": rank, "size": 2, "device": rank, "timeout": 20.0}
     return NcclComm(join_relay(address, name), **given)
 
 

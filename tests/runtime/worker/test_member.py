@@ -120,7 +120,7 @@ def test_a_report_while_jobs_and_results_come_and_go() -> None:
 
 
 def connect_until_aborted(*args: Any, lifetime: Any, **kwargs: Any) -> Any:
-    lifetime.wait_for(lambda: False, None, "connecting")
+    lifetime.wait_for(lambda: False)
 
 
 @pytest.mark.parametrize("how", ["closed", "left"])
