@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -17,7 +17,12 @@ from dask_dgpu.arguments import check_client
 from dask_dgpu.comm.bootstrap import Transport
 from dask_dgpu.environment.gpus import count_gpus
 from dask_dgpu.environment.settings import Settings
-from dask_dgpu.environment.transports import check_transport_here, choose_transport
+from dask_dgpu.environment.transports import (
+    Missing,
+    check_transport_here,
+    choose_transport,
+    missing_transports,
+)
 from dask_dgpu.environment.workers import ask_workers, await_worker
 from dask_dgpu.runtime.program import Limits
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -84,11 +89,14 @@ ALONE = ClusterFacts(
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """The CUDA device of one worker."""
+    """One worker, which computes on its CUDA device or on the CPU."""
 
-    memory: int  # bytes, without those of other processes
-    host: str
-    pooled: bool  # whether other workers of that host can read its memory
+    device: Literal["cpu", "cuda"]
+    memory: int | None  # bytes for blocks, without those of other processes; None for no limit
+    hardware: str
+    missing: Missing
+    host: str = ""  # of a CUDA device
+    pooled: bool = False  # whether other workers of that host can read the device's memory
 
 
 def current_client() -> Client | None:
@@ -124,18 +132,25 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         _check_here(settings)
         return ALONE
     await_worker(client)
-    probes = ask_workers(client, _probe, settings.device == "cuda")
-    facts = _gather(client, settings, probes)
-    memory = facts.device_memory and rounded(facts.device_memory)
-    scheduler, memory, threads = client.run_on_scheduler(_as_before, memory)
-    return replace(
-        facts,
+    probes = ask_workers(client, probe, settings.device)
+    found, protocol = list(probes.values()), _protocol(probes)
+    device = _device(found, settings)
+    missing = {worker: each.missing for worker, each in probes.items()}
+    transport = choose_transport(missing, settings, device, protocol)
+    readable = len({each.host for each in found}) == 1 and all(each.pooled for each in found)
+    memory = min((each.memory for each in found if each.memory is not None), default=None)
+    scheduler, memory, threads = client.run_on_scheduler(_as_before, memory and rounded(memory))
+    return ClusterFacts(
+        workers=len(found),
+        device=device,
         device_memory=memory,
-        threads=threads if facts.device == "cpu" else 1,
+        one_sided=transport == "nccl" and readable,
+        transport=transport,
         scheduler=scheduler,
-        protocol=_protocol(probes),
-        hardware=_together(ask_workers(client, hardware)),
+        protocol=protocol,
+        hardware=_together(each.hardware for each in found),
         hosts=_hosts(probes),
+        threads=threads if device == "cpu" else 1,
     )
 
 
@@ -221,39 +236,27 @@ def _hosts(workers: Iterable[str]) -> Hosts:
     return ()
 
 
-def _gather(
-    client: Client, settings: Settings, probes: Mapping[str, WorkerFacts | None]
-) -> ClusterFacts:
-    found = [facts for facts in probes.values() if facts is not None]
-    if settings.device == "cpu" or (settings.device == "auto" and not found):
+def _device(workers: Sequence[WorkerFacts], settings: Settings) -> Literal["cpu", "cuda"]:
+    """Return the device of all workers; raise if it differs, or cannot use the transport."""
+    gpus = sum(each.device == "cuda" for each in workers)
+    if settings.device != "cuda" and not gpus:
         if settings.comm == "nccl":
             raise ValueError(
                 "expected setting dgpu.comm to be auto, dask, tcp or ucx for workers on CPUs, "
                 "got 'nccl'"
             )
-        transport = choose_transport(client, settings, "cpu", _protocol(probes))
-        return ClusterFacts(len(probes), "cpu", _least_memory(client), transport=transport)
-    if len(found) < len(probes):
+        return "cpu"
+    if gpus < len(workers):
         raise ValueError(
             f"expected setting dgpu.device to be 'cpu', got {settings.device!r}: only "
-            f"{len(found)} of {len(probes)} workers have a CUDA device"
+            f"{gpus} of {len(workers)} workers have a CUDA device"
         )
     if settings.comm in ("dask", "tcp"):
         raise ValueError(
             "expected setting dgpu.comm to be auto, nccl or ucx for workers on GPUs, "
             f"got {settings.comm!r}"
         )
-    transport = choose_transport(client, settings, "cuda", _protocol(probes))
-    one_host = len({facts.host for facts in found}) == 1
-    one_sided = transport == "nccl" and one_host and all(facts.pooled for facts in found)
-    memory = min(facts.memory for facts in found)
-    return ClusterFacts(len(probes), "cuda", memory, one_sided, transport)
-
-
-def _least_memory(client: Client) -> int | None:
-    """Return the bytes for blocks on the worker with the least, ``None`` without limits."""
-    found = ask_workers(client, memory_for_blocks)
-    return min((memory for memory in found.values() if memory is not None), default=None)
+    return "cuda"
 
 
 def memory_for_blocks(dask_worker: Worker) -> int | None:
@@ -273,12 +276,12 @@ def memory_for_blocks(dask_worker: Worker) -> int | None:
     return max(0, limit - own)
 
 
-def _together(found: Mapping[str, str]) -> str:
+def _together(found: Iterable[str]) -> str:
     """Return the hardware of all workers in a few words."""
-    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(found.values()).items()))
+    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(found).items()))
 
 
-def hardware(dask_worker: Worker) -> str:
+def _hardware(dask_worker: Worker) -> str:
     """Return the device of a dask-cuda worker; the processor and threads of another."""
     if "dask_cuda" in sys.modules:
         with suppress(Exception):  # without CuPy, driver or device
@@ -296,17 +299,16 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _probe(forced: bool) -> WorkerFacts | None:
-    """Return the facts about the device of this worker, ``None`` if it computes on the CPU.
+def probe(device: Literal["auto", "cpu", "cuda"], dask_worker: Worker) -> WorkerFacts:
+    """Return the facts about this worker.
 
     A dask-cuda worker has its own device. Other workers may share one, so they use CUDA
-    only if the settings say so.
+    only if the setting ``device`` says so.
     """
-    if not forced and "dask_cuda" not in sys.modules:
-        return None
-    try:
-        from dask_dgpu.comm.nccl.window import host, obtainable, pooled
+    same: dict[str, Any] = {"hardware": _hardware(dask_worker), "missing": missing_transports()}
+    if device == "cuda" or (device == "auto" and "dask_cuda" in sys.modules):
+        with suppress(Exception):  # without CuPy, driver or device there is none
+            from dask_dgpu.comm.nccl.window import host, obtainable, pooled
 
-        return WorkerFacts(obtainable(), host(), pooled())
-    except Exception:  # without CuPy, driver or device there is none
-        return None
+            return WorkerFacts("cuda", obtainable(), host=host(), pooled=pooled(), **same)
+    return WorkerFacts("cpu", memory_for_blocks(dask_worker), **same)

@@ -43,7 +43,7 @@ def test_what_the_workers_lack(client: Client, monkeypatch: pytest.MonkeyPatch) 
     before = dask.config.get("array_optimize", None)
     for wrong in ({"device": "cuda"}, {"comm": "nccl"}):
         refuses(lambda wrong=wrong: dgpu.enable(client, **wrong), "setting")
-    monkeypatch.setattr(transports, "installed_transports", lambda: {"dask", "tcp"})
+    monkeypatch.setattr(transports, "find_spec", {}.get)
     refuses(lambda: dgpu.enable(client, comm="ucx"), "lacks")
     assert dask.config.get("array_optimize", None) is before
 
@@ -51,6 +51,6 @@ def test_what_the_workers_lack(client: Client, monkeypatch: pytest.MonkeyPatch) 
 def test_what_this_process_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "current_client", lambda: None)
     monkeypatch.setattr(facts, "count_gpus", lambda: 0)
-    monkeypatch.setattr(transports, "installed_transports", lambda: {"dask", "tcp"})
+    monkeypatch.setattr(transports, "find_spec", {}.get)
     for wrong in ({"device": "cuda"}, {"comm": "nccl"}, {"comm": "ucx"}):
         refuses(lambda wrong=wrong: facts.gather(None, read(wrong)), "setting")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.environment import facts, settings
-from dask_dgpu.environment.transports import installed_transports
+from dask_dgpu.environment.transports import missing_transports
 from dask_dgpu.environment.workers import ask_workers
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime.tasks import PLUGIN
@@ -18,6 +18,7 @@ from dask_dgpu.runtime.tasks import PLUGIN
 CPUS = {"dask", "tcp"}
 NCCL, UCX = CPUS | {"nccl"}, CPUS | {"ucx"}
 ALL = NCCL | UCX
+NEEDED = {"nccl": "torch with CUDA", "ucx": "ucxx (pip install 'dask-dgpu[ucx]')"}
 GB = 10**9
 
 
@@ -28,19 +29,23 @@ class Workers:
         self.transports = transports
         self.protocol = protocol
         self.plugin: Any = None  # of the scheduler
-        self.gpu = facts.WorkerFacts(memory=2**30, host="here", pooled=True) if gpu else None
+        self.gpu = gpu
 
     def wait_for_workers(self, n_workers: int, timeout: float) -> None:
         if not self.transports:
             raise TimeoutError
 
     def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
-        answers: dict[Any, Any] = {
-            installed_transports: self.transports,
-            facts.memory_for_blocks: [None, 2**30],
-        }
-        found = answers.get(function, [self.gpu] * 2)
-        return dict(zip((f"{self.protocol}://a", f"{self.protocol}://b"), found, strict=True))
+        assert function is facts.probe
+        found = {}
+        for name, transports, memory in zip("ab", self.transports, (None, 2**30), strict=True):
+            missing: dict[Any, str] = {each: NEEDED[each] for each in ALL - transports}
+            found[f"{self.protocol}://{name}"] = (
+                facts.WorkerFacts("cuda", 2**30, "a GPU", missing, "here", pooled=True)
+                if self.gpu
+                else facts.WorkerFacts("cpu", memory, "a CPU", missing)
+            )
+        return found
 
     def run_on_scheduler(self, function: Any, *args: Any) -> Any:
         plugins = {} if self.plugin is None else {PLUGIN: self.plugin}
@@ -162,7 +167,7 @@ def test_no_worker_comes() -> None:
 
 
 def test_packages_of_this_process() -> None:
-    assert installed_transports() >= {"dask", "tcp", "ucx"}
+    assert not missing_transports().keys() & {"dask", "tcp", "ucx"}
 
 
 @given(st.integers(0, 2**50), st.integers(0, 2**50))

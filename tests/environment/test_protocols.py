@@ -12,7 +12,6 @@ import dask_dgpu as dgpu
 from dask_dgpu.environment import facts
 from dask_dgpu.environment.facts import ALONE, ClusterFacts
 from dask_dgpu.environment.settings import read
-from dask_dgpu.environment.transports import installed_transports
 from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import HOST, dask_product_seconds, machine_of
 from tests.graph_opt.graphs import matches
@@ -100,9 +99,7 @@ class Cluster:
     def wait_for_workers(self, n_workers: int, timeout: float) -> None: ...
 
     def run(self, function: Any, *args: Any, on_error: str) -> dict[str, Any]:
-        return dict.fromkeys(
-            self.workers, {"dask", "tcp"} if function is installed_transports else None
-        )
+        return dict.fromkeys(self.workers, facts.WorkerFacts("cpu", None, "a CPU", {}))
 
     def run_on_scheduler(self, function: Any, *args: Any) -> Any:
         scheduler = SimpleNamespace(id="Scheduler-1", plugins={}, workers={})
