@@ -148,14 +148,8 @@ class LocalComm:
 
     def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
         check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-
-        def finish(given: list[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> None:
-            for rank, (targets, _) in enumerate(given):
-                for target, (_, parts) in zip(targets, given, strict=True):
-                    target[...] = parts[rank]
-
-        mine = pieces(flat(out), out_counts), pieces(flat(whole), in_counts)
-        return self._collect(("all_to_all",), mine, finish)
+        sends = list(enumerate(pieces(flat(whole), in_counts)))
+        return self.exchange(sends, list(enumerate(pieces(flat(out), out_counts))))
 
     def barrier(self) -> None:
         self._collect(("barrier",), None, lambda given: None).wait()
