@@ -23,7 +23,7 @@ from dask_dgpu.batches.planning import in_passes, plan_passes, targets
 from dask_dgpu.batches.sinks import Sink, Sum, selected, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
-from dask_dgpu.batches.windows.client import LostError
+from dask_dgpu.batches.windows import LostError
 from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
 from dask_dgpu.kernels.device.memory import lacks_memory
@@ -351,14 +351,12 @@ class _Work:
         return list(zip(sources, spans, call.chunks(shapes), strict=True))
 
     def _loaded(self, at: int, place: Place) -> Any:
-        """Return a part of an operand, shared with other calls if it is all of it."""
+        """Return a part of an operand, kept for other calls if they share the operand."""
         operand, (_, spans, chunks) = self.call.operands[at], place
-
-        def load() -> Any:
-            return self.call.site.load(operand.read(spans), chunks)
-
-        is_whole = spans == tuple((0, size) for size in operand.shape)
-        return self.shared.get(place, operand.nbytes, load) if is_whole else load()
+        nbytes = prod(hi - lo for lo, hi in spans) * operand.dtype.itemsize
+        return self.shared.get(
+            place, nbytes, lambda: self.call.site.load(operand.read(spans), chunks)
+        )
 
     def _start(self, tile: Tile, arrays: list[Any], total: Any) -> _Batch:
         """Begin a batch; its result is added to the ``total`` of those before, if there is one."""

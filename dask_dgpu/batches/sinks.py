@@ -24,6 +24,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.batches.notation import Span, Tile
+from dask_dgpu.batches.ring import pieces
 from dask_dgpu.batches.sources import (
     REFUSED,
     Operand,
@@ -34,8 +35,7 @@ from dask_dgpu.batches.sources import (
     is_hdf5,
     is_zarr,
 )
-from dask_dgpu.batches.windows.client import THREADS
-from dask_dgpu.batches.windows.ring import pieces
+from dask_dgpu.batches.windows import THREADS
 from dask_dgpu.errors import DgpuError
 from graph_opt.dask_graph.internals import DataNode, TaskRef
 from graph_opt.dask_graph.parse import GETTERS
@@ -249,24 +249,20 @@ class Sum:
         self.dtype = dtype
         self.combine = combine
         wide = np.dtype("float32") if dtype.itemsize == 2 and is_inexact(dtype) else dtype
-        self.total = np.zeros(shape, wide)
-        adds = is_inexact(dtype) and combine in ("add", "mean")
-        self.errors = np.zeros(shape, wide) if adds else None
+        self.total, self.errors = np.zeros(shape, wide), np.zeros(shape, wide)
         self._has_values = False
 
     def add(self, blocks: Blocks, weight: float) -> None:
         """Add the blocks of a partial result, which has ``weight`` in a mean."""
         for region, block in blocks:
             place: Any = (*region, ...)  # a view, also of an array without axes
-            total, values = self.total[place], np.asarray(block)
-            errors = None if self.errors is None else self.errors[place]
+            total, errors, values = self.total[place], self.errors[place], np.asarray(block)
             for part in pieces(total.shape, total.itemsize, PIECE):
-                lost = None if errors is None else errors[part]
-                self._add(total[part], lost, values[part], weight)
+                self._add(total[part], errors[part], values[part], weight)
         self._has_values = True
 
-    def _add(self, total: Any, lost: Any, values: Any, weight: float) -> None:
-        """Combine values with a total in place; ``lost`` gets what rounding loses (two-sum)."""
+    def _add(self, total: Any, errors: Any, values: Any, weight: float) -> None:
+        """Combine values with a total in place; ``errors`` get what rounding loses (two-sum)."""
         new = values.astype(total.dtype, copy=False)
         with np.errstate(invalid="ignore", over="ignore"):
             if self.combine in ("max", "min"):
@@ -275,14 +271,13 @@ class Sum:
                 return
             new = new * weight if self.combine == "mean" else new
             added = total + new
-            if lost is not None:
-                other = added - total
-                lost += (total - (added - other)) + (new - other)
+            other = added - total
+            errors += (total - (added - other)) + (new - other)
             total[...] = added
 
     def value(self) -> Any:
         """Return the result, once."""
-        if self.errors is not None:
+        if self.combine in ("add", "mean"):
             with np.errstate(invalid="ignore", over="ignore"):
                 np.add(self.total, self.errors, out=self.errors)
             np.copyto(self.total, self.errors, where=np.isfinite(self.errors))

@@ -30,7 +30,7 @@ from dask_dgpu.batches.sources import (
     on_host,
     regions,
 )
-from dask_dgpu.batches.windows.client import LEAST, LostError, Windows, together
+from dask_dgpu.batches.windows import LEAST, LostError, Windows, together
 from dask_dgpu.environment.facts import ALONE, chosen_client, gather
 from dask_dgpu.environment.settings import read
 from dask_dgpu.environment.workers import await_worker

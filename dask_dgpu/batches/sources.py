@@ -72,14 +72,12 @@ class Operand:
     def read(self, spans: Sequence[Span]) -> Any:
         """Return a part, a NumPy array or a lazy Dask array.
 
-        Spans that go beyond an axis continue at its other end.
+        Spans that begin before an axis, or end beyond it, continue at its other end.
         """
         for axis, ((lo, hi), size) in enumerate(zip(spans, self.shape, strict=True)):
             if lo < 0 or hi > size:
-                parts = [
-                    self.read([*spans[:axis], part, *spans[axis + 1 :]])
-                    for part in _wrapped(lo, hi, size)
-                ]
+                both = [(lo + size, size), (0, hi)] if lo < 0 else [(lo, size), (0, hi - size)]
+                parts = [self.read([*spans[:axis], part, *spans[axis + 1 :]]) for part in both]
                 join = da.concatenate if isinstance(self.source, Array) else np.concatenate
                 return join(parts, axis=axis)
         part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
@@ -122,15 +120,6 @@ class Operand:
             return shards or self.source.chunks
         except NotImplementedError:  # chunks of several shapes
             return None
-
-
-def _wrapped(lo: int, hi: int, size: int) -> Iterator[Span]:
-    """Yield the pieces of a periodic span, each within the axis."""
-    while lo < hi:
-        start = lo % size
-        stop = min(size, start + hi - lo)
-        yield start, stop
-        lo += stop - start
 
 
 def is_zarr(array: Any) -> bool:

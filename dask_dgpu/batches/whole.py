@@ -125,8 +125,7 @@ class Whole:
     @property
     def fits(self) -> bool:
         """Whether there is room for the blocks that this process holds; other sizes are unknown."""
-        in_process = self.request.site.in_process
-        return not (in_process and self.is_lazy) or self.held.nbytes <= self.room
+        return not self.is_lazy or self.held.nbytes <= self.room
 
     @property
     def chunks(self) -> list[Chunks]:

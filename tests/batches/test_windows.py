@@ -18,16 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from dask_dgpu.batches.windows import ring, worker
-from dask_dgpu.batches.windows.ring import (
+from dask_dgpu.batches import ring
+from dask_dgpu.batches import windows as worker
+from dask_dgpu.batches.ring import (
     SLOTS,
     Place,
     StoppedError,
     Window,
-    opened,
+    mapped,
     pieces,
 )
-from dask_dgpu.batches.windows.worker import Windows
+from dask_dgpu.batches.windows import Mapped
 from tests.support.profiles import examples
 
 SLOT = 64
@@ -66,7 +67,7 @@ def test_blocks_go_both_ways(shape: tuple[int, ...], dtype: str, transposed: boo
     x = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     x = x.T if transposed else x
     window = Window(SLOT)
-    ours, theirs = window.ring, opened(window.place)
+    ours, theirs = window.ring, mapped(window.place)
     with ThreadPoolExecutor(1) as executor:
         for block in (x, x.T):
             found = np.empty(block.shape, block.dtype)
@@ -113,7 +114,7 @@ def test_threads_of_both_ends_share_pieces(
 def test_neither_end_waits_for_one_that_has_stopped(
     window: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, block = opened(window.place), np.zeros(100)  # more than the slots hold
+    there, block = mapped(window.place), np.zeros(100)  # more than the slots hold
     with ThreadPoolExecutor(1) as executor:
         for sends in (False, True):
             moving = executor.submit(there.move, [block], sends=sends)
@@ -134,15 +135,15 @@ def test_neither_end_waits_for_one_that_has_stopped(
 
 def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
     with pytest.raises(OSError, match="of another process"):
-        opened(replace(window.place, token=bytes(16)))
+        mapped(replace(window.place, token=bytes(16)))
     secret = tmp_path / "secret"
     secret.write_bytes(bytes(1000))
     file = os.open(secret, os.O_RDWR)
     with pytest.raises(OSError, match="expected a window"):
-        opened(Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT))
+        mapped(Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT))
     os.close(file)
     with pytest.raises(OSError, match="expected a window"):
-        opened(replace(window.place, path="/proc/1234567890/fd/3"))
+        mapped(replace(window.place, path="/proc/1234567890/fd/3"))
 
 
 def test_no_window_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +174,7 @@ def test_a_worker_lets_go_of_windows_of_dead_clients(window: Window) -> None:
         gone, other = Window(SLOT), Window(SLOT)
         for each in (window, gone):
             assert await worker.opened(each.place, False, dask_worker=at)
-        windows: Windows = at.extensions[worker.EXTENSION]
+        windows: Mapped = at.extensions[worker.EXTENSION]
         there = windows[gone.place]
         gone.close()
         assert await worker.opened(other.place, False, dask_worker=at)

@@ -13,11 +13,10 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
+from dask_dgpu.batches import ring, windows
 from dask_dgpu.batches import sites as module
-from dask_dgpu.batches.windows import client as windows
-from dask_dgpu.batches.windows import ring
-from dask_dgpu.batches.windows.ring import NAME
-from dask_dgpu.batches.windows.worker import EXTENSION
+from dask_dgpu.batches.ring import NAME
+from dask_dgpu.batches.windows import EXTENSION
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.observe import eventually, send_signal, settled
 

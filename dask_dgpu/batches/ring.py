@@ -137,7 +137,7 @@ class Window:
         os.close(self._file)
 
 
-def opened(place: Place) -> Ring:
+def mapped(place: Place) -> Ring:
     """Map a window; an ``OSError`` if it is not there, as one of another host."""
     if not place.is_there:
         raise OSError(f"expected a window, got {place.path}")
