@@ -10,16 +10,13 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from graph_opt.dask_graph.emit import GangLayer, TaskFunctions
-from graph_opt.dask_graph.layers import insert
 from graph_opt.dask_graph.parse import parse
-from graph_opt.dask_graph.reader import LayerReader, PieceGraph, Runtime
+from graph_opt.dask_graph.reader import LayerReader, Runtime
 from graph_opt.dask_graph.rules import find
 from graph_opt.model.piece import Blockwork, Member, Region
 from graph_opt.model.reader import Matches
 from graph_opt.passes import partition
-from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MatmulPiece
-from graph_opt.pieces.rechunk import RechunkPiece
 
 
 def stage(block: Any, declared: Any) -> Any:
@@ -84,48 +81,15 @@ def keys_of(*arrays: da.Array) -> list[Any]:
     return list(flatten([each.__dask_keys__() for each in arrays]))
 
 
-def rewritten(x: da.Array) -> HighLevelGraph:
-    """Return the graph of an array with its products put in place."""
-    return insert(x.__dask_graph__(), products(x))
-
-
-def regions(*arrays: da.Array, local: bool = False, keys: Any = None) -> list[Region]:
-    """Return the regions of some arrays: of products, and of Dask's own layers if ``local``."""
-    return _partitioned(arrays, local, keys)[1]
-
-
-def emitted(*arrays: da.Array, local: bool = False, keys: Any = None) -> HighLevelGraph:
+def emitted(*arrays: da.Array) -> HighLevelGraph:
     """Return the graph of some arrays with gangs that compute in NumPy."""
-    graph, found = _partitioned(arrays, local, keys)
-    return graph.emit((region, region) for region in found)
-
-
-def _partitioned(
-    arrays: tuple[da.Array, ...], local: bool, keys: Any
-) -> tuple[PieceGraph, list[Region]]:
-    wanted = frozenset(keys_of(*arrays) if keys is None else keys)
+    wanted = frozenset(keys_of(*arrays))
     merged = HighLevelGraph.merge(*(each.__dask_graph__() for each in arrays))
     reader = LayerReader(merged, wanted, Runtime(FUNCTIONS, lambda fusion: fusion, {}, {}))
-    graph = reader.with_pieces(products(*arrays), left=() if local else reader.dependencies)
-    return graph, partition(graph)
-
-
-def contractions(*arrays: da.Array) -> tuple[ContractPiece, ...]:
-    """Return the contractions in the graph of some arrays, without products of matrices."""
-    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, ContractPiece))
+    graph = reader.with_pieces(products(*arrays), left=reader.dependencies)
+    return graph.emit((region, region) for region in partition(graph))
 
 
 def products(*arrays: da.Array) -> tuple[MatmulPiece, ...]:
     """Return the products in the graph of some arrays."""
     return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, MatmulPiece))
-
-
-def rechunks(*arrays: da.Array) -> tuple[RechunkPiece, ...]:
-    """Return the rechunks in the graph of some arrays."""
-    return tuple(piece for piece in matches(*arrays).pieces if isinstance(piece, RechunkPiece))
-
-
-def one(x: da.Array) -> MatmulPiece:
-    """Return the one product in the graph of an array."""
-    (product,) = products(x)
-    return product
