@@ -29,7 +29,7 @@ from dask_dgpu.runtime.scheduler.launch import Launches, NewArrays, hand_over, r
 from dask_dgpu.runtime.scheduler.losses import Endings
 from dask_dgpu.runtime.scheduler.rates import Rates
 from dask_dgpu.runtime.scheduler.records import Records
-from dask_dgpu.runtime.scheduler.run import Epochs, Run
+from dask_dgpu.runtime.scheduler.run import Epochs, Run, by_host
 from dask_dgpu.runtime.scheduler.states import Stored, known_as, runs_on
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -73,6 +73,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
+        scheduler.handlers |= {"dgpu_members": self.members, "dgpu_session": self.session}
         handlers = scheduler.stream_handlers
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
@@ -144,6 +145,15 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if kind is not None and kind not in self.rates.known:
                 self.rates.start(kind=kind, device=device, **terms)
         return self.device
+
+    def members(self) -> tuple[str, ...]:
+        """Return the workers whose ranks may serve calls."""
+        running = {ws.address for ws in self.scheduler.running}
+        return by_host(address for address in self.scheduler.workers if address in running)
+
+    async def session(self, caller: str, members: list[str], **terms: Any) -> None:
+        """Let members serve the calls of a client; see :meth:`Epochs.serve`."""
+        self.epochs.serve(caller, tuple(members), **terms)
 
     # reports of ranks
 

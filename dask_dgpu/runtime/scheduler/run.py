@@ -356,6 +356,19 @@ class Epochs:
             message = {"op": "dgpu-warm-up", "rank": rank, "part": part, "hosts": hosts, **shared}
             send(self.scheduler, [member], message)
 
+    def serve(self, caller: str, members: tuple[str, ...], **terms: Any) -> None:
+        """Let the members serve a client's calls, after the gangs that are launched by now.
+
+        Raises
+        ------
+        OSError
+            If a member is lost.
+        """
+        shared = {"epoch": self.get(members, **terms), "size": len(members), **terms}
+        for rank, member in enumerate(members):
+            message = {"op": "dgpu-session", "caller": caller, "rank": rank, **shared}
+            self.scheduler.worker_send(member, message)
+
     def discard(self, name: str, reason: str) -> None:
         """Discard an epoch."""
         self._discard([terms for terms, kept in self._kept.items() if kept == name], reason)

@@ -205,7 +205,7 @@ OPENED = 16
 """Bytes of an opened and prepared program for each byte of its text: 10 to 19 were measured."""
 
 
-class _Kept:
+class Kept:
     """A program and its plans, opened for the tokens and the rank of the last run."""
 
     def __init__(self, text: bytes, plans: bytes) -> None:
@@ -231,7 +231,7 @@ class Programs:
 
     def __init__(self, kind: str = "cpu") -> None:
         self._kind = kind
-        self._kept: LRU[bytes, _Kept] = LRU(math.inf, {}, weight=lambda _, kept: kept.nbytes)
+        self._kept: LRU[bytes, Kept] = LRU(math.inf, {}, weight=lambda _, kept: kept.nbytes)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -251,7 +251,7 @@ class Programs:
                 job.arrived.wait()
             if not job.text:
                 raise GaveUpError("the run was given up")
-            self._kept[job.digest] = _Kept(job.text, job.plans)
+            self._kept[job.digest] = Kept(job.text, job.plans)
         job.receive(b"", b"")  # it is opened
         found = self._kept[job.digest].prepared(job.tokens, job.rank, self._kind)
         self.shrink(found.program.limits.kept_programs)

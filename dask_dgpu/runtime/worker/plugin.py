@@ -29,6 +29,7 @@ from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.tasks import PLUGIN
+from dask_dgpu.runtime.worker.calls import Caller
 from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
@@ -36,6 +37,8 @@ from dask_dgpu.runtime.worker.member import Job, Member, Programs, reported
 from graph_opt.model.cost import Hosts
 
 if TYPE_CHECKING:
+    from distributed.comm.core import Comm as Connection
+    from distributed.core import Status
     from distributed.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -87,6 +90,8 @@ class GangWorkerPlugin(WorkerPlugin):
         self.jobs: dict[tuple[Key, int], Job] = {}
         self.programs = Programs(self.device)
         self.queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.callers: dict[str, Caller] = {}
+        self.serving: Caller | None = None  # the last in the queue
         host = own_host(worker.address, worker.scheduler.address)
         reach = partial(self._send, "dgpu-share"), partial(Links, worker)
         self.member = Member(self.device, host, worker.state.nthreads, *reach)
@@ -97,10 +102,11 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu-give-up": self._give_up,
                 "dgpu-free": self._free,
                 "dgpu-drop": self._drop,
-                "dgpu-relieve": self._relieve,
+                "dgpu-relieve": self.relieve,
                 "dgpu-leave": self.member.leave,
                 "dgpu-shared": self.member.receive,
                 "dgpu-warm-up": self._warm_up,
+                "dgpu-session": self._session,
             }
         )
         worker.handlers.update(
@@ -109,16 +115,19 @@ class GangWorkerPlugin(WorkerPlugin):
                 "dgpu_take": self._take,
                 "dgpu_examine": self._examine,
                 "dgpu_link": self.member.accept,
+                "dgpu_calls": self._calls,
             }
         )
         self.thread = threading.Thread(target=self._run_jobs, name="dask-dgpu", daemon=True)
         self.thread.start()
-        watch_memory(worker, self._relieve)
+        watch_memory(worker, self.relieve)
 
     async def teardown(self, worker: Worker) -> None:
         """Give up all jobs, and wait a moment for the threads to end."""
         for job in self.jobs.copy().values():
             job.give_up()
+        for caller in [*self.callers.values()]:
+            caller.close("the worker closes")
         self.member.close("the worker closes")
         self.queue.put(None)
         await ended([self.thread, *self.member.connecting], CLOSING_SECONDS)
@@ -166,7 +175,7 @@ class GangWorkerPlugin(WorkerPlugin):
             return
         job = Job(self.worker, blocks=own, **fields)
         self.jobs[job.key, job.run_id] = job
-        self.queue.put(partial(self._run, job))
+        self._enqueue(partial(self._run, job))
 
     def _program(self, key: Key, run_id: int, text: bytes, plans: bytes) -> None:
         job = self.jobs.get((key, run_id))
@@ -198,12 +207,39 @@ class GangWorkerPlugin(WorkerPlugin):
             self.staged.pop(key, None)
 
     def _warm_up(self, **fields: Any) -> None:
-        self.queue.put(partial(self._join_early, **fields))
+        self._enqueue(partial(self._join_early, **fields))
 
-    def _relieve(self) -> None:
+    def relieve(self) -> None:
         """Free what is kept for later gangs, after the jobs in the queue; tell the scheduler."""
-        self.queue.put(self._release)
+        self._enqueue(self._release)
         self._send("dgpu-relieve")
+
+    def _enqueue(self, call: Callable[[], None]) -> None:
+        """Let the program thread call a function, after the session before it."""
+        self.queue.put(call)
+        serving, self.serving = self.serving, None
+        if serving is not None:
+            serving.make_way()
+
+    async def _calls(self, comm: Connection, caller: str) -> Status:
+        """Read the calls of a client, until it leaves."""
+        found = self.callers[caller] = Caller(self, comm)
+        try:
+            return await found.read()
+        finally:
+            del self.callers[caller]
+
+    def _session(self, caller: str, **fields: Any) -> None:
+        found = self.callers.get(caller)
+        if found is not None:
+            self._enqueue(partial(found.serve, **fields))
+            found.sessions += 1
+            self.serving = found
+
+    def leave(self, epoch: str, reason: str) -> None:
+        """Leave an epoch, and let the other members leave it; never blocks."""
+        self.member.leave(epoch, reason)
+        self._send("dgpu-broken", epoch=epoch, reason=reason)
 
     def _report(self) -> dict[str, Any]:
         return {
@@ -282,7 +318,7 @@ class GangWorkerPlugin(WorkerPlugin):
                 self._fail(job, error)
             self.member.device.recover()
             if lacks_memory(error):
-                self._relieve()  # once the frames of the error are gone
+                self.relieve()  # once the frames of the error are gone
         finally:
             job.blocks.clear()
 

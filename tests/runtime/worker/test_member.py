@@ -86,6 +86,7 @@ def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:
     """Return a plugin whose program thread runs, and the messages that it sends."""
     plugin, sent = GangWorkerPlugin("cpu"), []
     plugin.jobs, plugin.results, plugin.stored, plugin.staged = {}, {}, {}, {}
+    plugin.callers, plugin.serving = {}, None
     plugin.programs = Programs()
     plugin.last_seconds = 0.0
     plugin.member = member_alone()
