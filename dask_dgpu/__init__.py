@@ -25,6 +25,7 @@ from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.run import plan, run, run_many
+from dask_dgpu.calls.jit import Step, jit
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health
@@ -52,6 +53,7 @@ __all__ = [
     "Plan",
     "ProfileTable",
     "Profiler",
+    "Step",
     "Timeline",
     "check_health",
     "conv2d",
@@ -68,6 +70,7 @@ __all__ = [
     "gelu",
     "gpu_status",
     "jacobi",
+    "jit",
     "layer_norm",
     "matmul",
     "mean",

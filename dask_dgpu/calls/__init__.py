@@ -1,0 +1,1 @@
+"""Programs that stay on the ranks and are called, not scheduled."""

@@ -1,0 +1,122 @@
+"""Arrays that stay on the ranks, and are Dask's as soon as any other graph reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from dask.array.core import Array
+from dask.array.utils import asarray_safe
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dask_dgpu.calls.ranks import Held, Program, Ranks
+from dask_dgpu.environment.facts import current_client
+from dask_dgpu.optimizer import GraphOptimizer
+
+NOTHING = HighLevelGraph({}, {})
+
+LOST = ("lost", "cancelled")
+
+NAME = "_dask_dgpu_ranks"
+"""The attribute of a client with its ranks, and of an array with its copy there."""
+
+
+class Result(Array):
+    """A result of a call, a Dask array without tasks.
+
+    Its graph has futures. They are made when something asks for the graph, and again if Dask has
+    lost their results. The value of a small result has come with the answer.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, held: Held, like: Array) -> Result:
+        """Return the result that the ranks hold, an array like another."""
+        name = f"dgpu-call-{held.ranks.token}{held.number:016x}"  # a token as Dask's
+        self: Result = super().__new__(cls, NOTHING, name, like.chunks, meta=like._meta)
+        vars(self).update(_held=held, _graph=None)
+        return self
+
+    @property
+    def held(self) -> Held:
+        """The array on the ranks."""
+        held: Held = vars(self)["_held"]
+        return held
+
+    @property
+    def dask(self) -> HighLevelGraph:
+        """The graph, of futures; the blocks are known to Dask from then on."""
+        graph: HighLevelGraph | None = vars(self)["_graph"]
+        lost = graph is not None and any(
+            getattr(each, "status", "") in LOST for each in graph.layers.get(self.name, {}).values()
+        )
+        if graph is None or lost:
+            futures = self.held.ranks.publish(self.held, self)
+            layers = {self.name: MaterializedLayer(futures)}
+            graph = HighLevelGraph(layers, {self.name: set()})
+            vars(self)["_graph"] = None
+            vars(self)["_graph"] = graph
+            Array(graph, self.name, self.chunks, meta=self._meta)  # annotates the layer
+        return graph
+
+    @dask.setter
+    def dask(self, graph: HighLevelGraph) -> None:
+        vars(self)["_graph"] = graph
+
+    def compute(self, **kwargs: Any) -> Any:
+        """Return the value; of a small result at once, as soon as the call has ended."""
+        self.held.ranks.wait(self.held)
+        blocks = self.held.blocks
+        if not blocks or kwargs:
+            return super().compute(**kwargs)
+        value = np.empty(self.shape, self.dtype)
+        starts = [np.cumsum([0, *sizes]) for sizes in self.chunks]
+        for index, block in blocks.items():
+            where = tuple(
+                slice(start[at], start[at + 1]) for start, at in zip(starts, index, strict=True)
+            )
+            value[where] = block
+        found = asarray_safe(value, like=self._meta)
+        return found[()] if not self.ndim else found
+
+
+def called(
+    ranks: Ranks, program: Program, arguments: Sequence[Any], donate: Collection[int]
+) -> dict[str, Result]:
+    """Call a program; return its results by the names in its trace."""
+    traced = program.traced
+    held = [
+        _held(arguments[each] if isinstance(each, int) else each, ranks) for each in traced.inputs
+    ]
+    spent = [h for h, at in zip(held, traced.inputs, strict=True) if at in donate]
+    made = ranks.call(program, held, traced.called_with(arguments), spent)
+    return {like.name: Result(each, like) for each, like in zip(made, traced.results, strict=True)}
+
+
+def ranks_of(planner: GraphOptimizer) -> Ranks | None:
+    """Return the ranks of the current client, ``None`` if dask_dgpu is not enabled for them."""
+    client = current_client()
+    if client is None or client.asynchronous:
+        return None
+    ranks: Ranks | None = getattr(client, NAME, None)
+    if ranks is None:
+        ranks = Ranks(client)
+        setattr(client, NAME, ranks)
+    limits = planner.settings.limits
+    ranks.terms = {
+        "transport": planner.transport,
+        "timeout": limits.timeout,
+        "ports": limits.ports,
+    }
+    return ranks if ranks.scheduler == planner.facts.scheduler else None
+
+
+def _held(array: Array, ranks: Ranks) -> Held:
+    """Return an array on the ranks; one of Dask's is computed first."""
+    if isinstance(array, Result) and array.held.ranks is ranks:
+        return array.held
+    held: Held | None = vars(array).get(NAME)
+    if held is None or held.ranks is not ranks:
+        held = vars(array)[NAME] = ranks.adopt(array)
+    return held
