@@ -62,6 +62,15 @@ def test_summa_writes_every_figure(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+def test_calls_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "calls.py", "--quick")
+    ways = [line["what"].rpartition(", ")[2] for line in lines]
+    assert ways == ["jit"] * 4 + ["dask_dgpu"] * 3 + ["dask"] * 3
+    assert all(line["median"] > 0 for line in lines)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
 def test_contract_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "contract.py", "--quick")
     cases = [line["what"].removesuffix(", dask") for line in lines[::2]]

@@ -1,0 +1,105 @@
+"""Calls of programs that stay on the ranks: by ``jit``, and as unmodified Dask code.
+
+An empty program, also pipelined; a product of 64 x 64; and ten steps of conjugate gradients with
+one number read in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import persist
+from distributed import Client, LocalCluster
+from harness import Report, options
+
+import dask_dgpu as dgpu
+
+OUT = Path(__file__).parent / "results" / "calls-cpu.jsonl"
+WORKERS, SIDE, CHUNK, STEPS, PIPELINED = 4, 64, 16, 10, 200
+
+
+def seconds(function: Callable[[], Any], repetitions: int) -> list[float]:
+    """Return the time of each repetition, after some others."""
+    found = []
+    for at in range(-3, repetitions):
+        start = time.perf_counter()
+        function()
+        if at >= 0:
+            found.append(time.perf_counter() - start)
+    return found
+
+
+def persisted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results are persisted, as users write loops without ``jit``."""
+
+    def call(*arguments: Any) -> Any:
+        found = function(*arguments)
+        return persist(*found) if isinstance(found, tuple) else found.persist()
+
+    return call
+
+
+def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int) -> None:
+    """Take the figures of one way to call."""
+    rng = np.random.default_rng(0)
+    matrix = rng.random((SIDE, SIDE)) + SIDE * np.eye(SIDE)
+    a, b, one = persist(
+        da.from_array(matrix @ matrix.T, chunks=CHUNK),
+        da.from_array(rng.random(SIDE), chunks=CHUNK),
+        da.zeros(WORKERS, chunks=1),
+    )
+    zero, norm = persist(da.zeros_like(b), b @ b)
+    empty, product = wrap(lambda x: x + 1), wrap(lambda x: (x @ x).sum())
+
+    @wrap
+    def step(x: Any, r: Any, p: Any, rs: Any) -> Any:
+        q = a @ p
+        alpha = rs / (p @ q)
+        x, r = x + alpha * p, r - alpha * q
+        new = r @ r
+        return x, r, r + new / rs * p, new
+
+    def pipelined() -> None:
+        x = one
+        for _ in range(PIPELINED):
+            x = empty(x)
+        np.asarray(x)
+
+    def gradients() -> None:
+        state = zero, b, b, norm
+        for _ in range(STEPS):
+            state = step(*state)
+            float(state[-1])
+
+    report.add(f"empty, {way}", seconds(lambda: np.asarray(empty(one)), repetitions))
+    if way == "jit":
+        calls = [each / PIPELINED for each in seconds(pipelined, max(1, repetitions // 10))]
+        report.add(f"empty, pipelined, {way}", calls)
+    report.add(f"product, {way}", seconds(lambda: float(product(a)), repetitions), n=SIDE)
+    report.add(f"{STEPS} steps, {way}", seconds(gradients, max(1, repetitions // 5)), n=SIDE)
+
+
+def main() -> None:
+    """Take all figures."""
+    given: argparse.Namespace = options(__doc__, OUT).parse_args()
+    repetitions = 1 if given.quick else 100
+    report = Report(given.out, WORKERS)
+    with (
+        LocalCluster(n_workers=WORKERS, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        with dgpu.enable(client, when="always", on_error="raise"):
+            measure(report, "jit", dgpu.jit, repetitions)
+            measure(report, "dask_dgpu", persisted, repetitions)
+        measure(report, "dask", persisted, repetitions)
+    report.print()
+
+
+if __name__ == "__main__":
+    main()
