@@ -24,12 +24,12 @@ from dask.array.core import Array
 from dask.base import persist
 
 from dask_dgpu.arguments import expected
-from dask_dgpu.calls.trace import NotOneProgramError, trace
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
-    from dask_dgpu.calls.ranks import Program, Ranks
+    from dask_dgpu.calls.ranks import Ranks
+    from dask_dgpu.calls.trace import Program
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ class Step:
             if ranks is not None and not isinstance(program, str):
                 self._ranks.add(ranks)
                 results = called(ranks, program, arguments, self._donate)
-                listed = [results[each.name] for each in _listed(program.traced.returned)]
-                return _rebuilt(program.traced.returned, listed)
+                listed = [results[each.name] for each in _listed(program.returned)]
+                return _rebuilt(program.returned, listed)
         returned = self._function(*arguments)
         return _rebuilt(returned, persist(*_listed(returned)))
 
@@ -100,26 +100,33 @@ class Step:
         self, arguments: tuple[Any, ...], planner: GraphOptimizer, ranks: Ranks
     ) -> Program | str:
         """Return the program for arguments like these, or why there is none."""
-        from dask_dgpu.calls.ranks import Program
+        from dask_dgpu.calls.trace import NotOneProgramError, trace
 
         kinds = tuple(map(_kind, arguments))
-        found = self._programs.get((planner, kinds))
-        if found is None:
-            values = *kinds, *(value for value in arguments if type(value) is float)
-            found = self._programs.get((planner, values))
-        if found is None:
+        values = *kinds, *(value for value in arguments if type(value) is float)
+        keys = (planner, kinds), (planner, values)
+        key = next((each for each in keys if each in self._programs), None)
+        if key is None:
             try:
-                traced = trace(self._function, arguments, planner, ranks.client)
-                found = Program(traced)
-                key = kinds if len(traced.scalars) == kinds.count(float) else values
-                logger.info("%s: a new program of %s results", self, len(traced.results))
+                found = trace(self._function, arguments, planner, ranks.client)
+                key = keys[len(found.scalars) < kinds.count(float)]
+                self._keep(key, found)
             except NotOneProgramError as reason:
-                found, key = str(reason), kinds
-                logger.info("%s: calls are persisted, because %s", self, reason)
-            if len(self._programs) >= MOST_PROGRAMS:
-                self.clear()
-            self._programs[planner, key] = found
-        return found
+                key = keys[0]
+                self._keep(key, str(reason))
+        elif not isinstance(known := self._programs[key], str) and known.fault:
+            self._keep(key, known.fault)
+        return self._programs[key]
+
+    def _keep(self, key: Any, found: Program | str) -> None:
+        """Keep a program, or why there is none."""
+        if isinstance(found, str):
+            logger.info("%s: calls are persisted, because %s", self, found)
+        else:
+            logger.info("%s: a new program of %s results", self, len(found.results))
+        if len(self._programs) >= MOST_PROGRAMS:
+            self.clear()
+        self._programs[key] = found
 
     def __repr__(self) -> str:
         """Return the function's name."""

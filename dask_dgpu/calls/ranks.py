@@ -21,15 +21,14 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import numpy as np
 from dask.array.core import Array
 from dask.core import flatten
 from distributed import Client, Future, futures_of, wait
 
-from dask_dgpu.calls.trace import Traced
-from dask_dgpu.errors import GangError
+from dask_dgpu.calls.trace import SMALL, Program
+from dask_dgpu.errors import GangError, UndeclaredError
 from dask_dgpu.runtime.failure import opened
-from dask_dgpu.runtime.scheduler.run import Planned, member_hosts
+from dask_dgpu.runtime.scheduler.run import Planned
 from dask_dgpu.runtime.worker.calls import Message, Outbox
 
 if TYPE_CHECKING:
@@ -44,12 +43,6 @@ MOST_REPEATED = 10_000
 SOURCES = 1 / 8
 """Fraction of the memory of all ranks for arguments of calls that can be repeated."""
 
-SMALL = 1 << 16
-"""Bytes of a result whose blocks come with the answer."""
-
-ALONE = 1 << 20
-"""Bytes of all values of a program that the first rank computes alone: messages take longer."""
-
 FREE_SECONDS = 0.05
 """Freed arrays wait so long for a call with which they are sent."""
 
@@ -61,52 +54,6 @@ CONNECT_SECONDS = 10.0
 
 ATTEMPTS = 150
 """Most attempts to connect."""
-
-
-@dataclass(eq=False)
-class Program:
-    """A traced program, and its plans by the ranks of its inputs.
-
-    The blocks of ``small`` results, by number, come with the answer. It reads the blocks at these
-    ``places`` of each input, ``None`` for all.
-    """
-
-    traced: Traced
-    plans: dict[Any, Planned] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        program, results = self.traced.launch.program, self.traced.results
-        self.numbers = tuple(number for number, _ in program.outputs)
-        pairs = zip(self.numbers, results, strict=True)
-        self.small = tuple(number for number, array in pairs if array.nbytes <= SMALL)
-        self.places = tuple(value.blocks for value in program.inputs)
-        nbytes = sum(value.nbytes(at) for value in program.values for at in value.indices())
-        self.is_tiny = nbytes <= ALONE and not any(node.once for node in program.nodes)
-
-    def members(self, inputs: Sequence[Held], all_members: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the members that compute a call: the first if it has all of a tiny program."""
-        alone = self.is_tiny and not any(any(held.owners) for held in inputs)
-        return all_members[:1] if alone else all_members
-
-    def planned(self, inputs: Sequence[Held], members: tuple[str, ...]) -> Planned:
-        """Return the plan for inputs where they are."""
-        key = tuple(held.owners for held in inputs), members
-        if key not in self.plans:
-            owners = [
-                [held.owners[np.ravel_multi_index(at, value.grid)] for at in value.indices()]
-                if value.grid
-                else held.owners
-                for held, value in zip(inputs, self.traced.launch.program.inputs, strict=True)
-            ]
-            hosts, size = member_hosts(members), len(members)
-            self.plans[key] = Planned.of(self.traced.launch, hosts, owners, size)
-        return self.plans[key]
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What ranks keep of it besides its text and plans."""
-        names = self.traced.launch.names
-        return {"names": names, "results": self.numbers, "small": self.small, "places": self.places}
 
 
 @dataclass(eq=False)
@@ -288,7 +235,7 @@ class Ranks:
         nbytes = sum(each.source.nbytes for each in sources if each.source is not None)
         self._history.append((call, nbytes))
         self._source_bytes += nbytes
-        room = call.program.traced.launch.program.room
+        room = call.program.launch.program.room
         most = math.inf if room is None else room * len(self._members) * SOURCES
         while len(self._history) > MOST_REPEATED or self._source_bytes > most:
             first, freed = self._history.popleft()
@@ -304,8 +251,10 @@ class Ranks:
             self._connect()
             generation, all_members = self.generation, self._members
             self._renew(inputs, generation)
-            members = program.members(inputs, all_members)
-            planned = program.planned(inputs, members)
+            owners = tuple(held.owners for held in inputs)
+            alone = program.is_tiny and not any(map(any, owners))
+            members = all_members[:1] if alone else all_members
+            planned = program.planned(owners, members)
             made = self._results(call, planned, generation)
             messages = list[Message]()
             if planned.digest not in self._known:
@@ -332,7 +281,7 @@ class Ranks:
 
     def _answering(self, program: Program, made: Sequence[Held]) -> Iterable[int]:
         """Yield the ranks with blocks of small results."""
-        for number, held in zip(program.numbers, made, strict=True):
+        for number, held in zip(program.facts["results"], made, strict=True):
             if number in program.small:
                 yield from held.owners
 
@@ -340,7 +289,7 @@ class Ranks:
         """Return the results of a call, of which some may be known from before a loss."""
         ranks, found = iter(planned.ranks), list[Held]()
         known = [reference() for reference in call.made]
-        for place, (_, blocks) in enumerate(call.program.traced.launch.program.outputs):
+        for place, (_, blocks) in enumerate(call.program.launch.program.outputs):
             held = known[place] if known else None
             if held is None or held.spent:
                 held = Held(self, 0, 0, (), None, call, place)
@@ -598,9 +547,11 @@ class Ranks:
             failed = self._asked.get(number)
             if isinstance(failed, Call):
                 failed.losses += 1
-                restarts = failed.program.traced.launch.program.limits.restarts
+                restarts = failed.program.launch.program.limits.restarts
                 if not facts["lost"] or failed.losses > restarts:
                     failed.error = opened(facts["error"])
+                if isinstance(failed.error, UndeclaredError):
+                    failed.program.fault = str(failed.error)
             self._lose()
         else:
             question = self._asked[number]

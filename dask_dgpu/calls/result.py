@@ -9,8 +9,10 @@ import numpy as np
 from dask.array.core import Array
 from dask.array.utils import asarray_safe
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from distributed.client import FutureCancelledError
 
-from dask_dgpu.calls.ranks import Held, Program, Ranks
+from dask_dgpu.calls.ranks import Held, Ranks
+from dask_dgpu.calls.trace import Program
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.optimizer import GraphOptimizer
 
@@ -69,7 +71,10 @@ class Result(Array):
         self.held.ranks.wait(self.held)
         blocks = self.held.blocks
         if not blocks or kwargs:
-            return super().compute(**kwargs)
+            try:
+                return super().compute(**kwargs)
+            except FutureCancelledError:  # lost meanwhile; the graph gets new ones
+                return super().compute(**kwargs)
         value = np.empty(self.shape, self.dtype)
         starts = [np.cumsum([0, *sizes]) for sizes in self.chunks]
         for index, block in blocks.items():
@@ -85,13 +90,12 @@ def called(
     ranks: Ranks, program: Program, arguments: Sequence[Any], donate: Collection[int]
 ) -> dict[str, Result]:
     """Call a program; return its results by the names in its trace."""
-    traced = program.traced
     held = [
-        _held(arguments[each] if isinstance(each, int) else each, ranks) for each in traced.inputs
+        _held(arguments[each] if isinstance(each, int) else each, ranks) for each in program.inputs
     ]
-    spent = [h for h, at in zip(held, traced.inputs, strict=True) if at in donate]
-    made = ranks.call(program, held, traced.called_with(arguments), spent)
-    return {like.name: Result(each, like) for each, like in zip(made, traced.results, strict=True)}
+    spent = [h for h, at in zip(held, program.inputs, strict=True) if at in donate]
+    made = ranks.call(program, held, program.called_with(arguments), spent)
+    return {like.name: Result(each, like) for each, like in zip(made, program.results, strict=True)}
 
 
 def ranks_of(planner: GraphOptimizer) -> Ranks | None:

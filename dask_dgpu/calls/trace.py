@@ -11,9 +11,11 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 from dask.array.core import Array
 from dask.base import tokenize
 from dask.core import flatten
@@ -21,11 +23,15 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.planner.decisions import foregone, hindrance_of
 from dask_dgpu.planner.present import present_on
+from dask_dgpu.runtime.plans import Owners
 from dask_dgpu.runtime.program import Launch
+from dask_dgpu.runtime.scheduler.run import Planned, member_hosts
 from graph_opt.dask_graph.internals import DataNode
 from graph_opt.dask_graph.parse import is_stored
 from graph_opt.dask_graph.sent import IncomparableError, SentGraph
+from graph_opt.model.piece import Region
 from graph_opt.model.tokens import MARK, as_parameter
 from graph_opt.passes import by_name, depth_first, region_of
 
@@ -33,6 +39,12 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Function = Callable[..., Any]
+
+SMALL = 1 << 16
+"""Bytes of a result whose blocks come with the answer."""
+
+ALONE = 1 << 20
+"""Bytes of all values of a program for one rank."""
 
 
 class NotOneProgramError(Exception):
@@ -77,14 +89,14 @@ for _name in (
 Scalar.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A program, and where its inputs come from and its results go.
+@dataclass(eq=False)
+class Program:
+    """A program, where its inputs come from and its results go, and its plans.
 
     ``inputs`` are positions of arguments, or arrays that the function refers to. ``results`` are
-    the arrays that it returns, without data, by their names: ``numbers`` has their places among the
-    outputs of the program. ``returned`` is what it returns. In the ``tokens`` of the program, those
-    of the ``scalars`` stand for these arguments, by position.
+    the arrays of its outputs, without data. ``returned`` is what the function returns. In the
+    ``tokens`` of the program, those of the ``scalars`` stand for these arguments, by position. A
+    program with a ``fault`` has computed blocks that differ from their declaration.
     """
 
     launch: Launch
@@ -93,6 +105,46 @@ class Traced:
     returned: Any
     tokens: bytes
     scalars: Mapping[int, bytes]
+    plans: dict[Any, Planned] = field(default_factory=dict)
+    fault: str = ""
+
+    @cached_property
+    def small(self) -> tuple[int, ...]:
+        """The numbers of results whose blocks come with the answer."""
+        pairs = zip(self.launch.program.outputs, self.results, strict=True)
+        return tuple(number for (number, _), array in pairs if array.nbytes <= SMALL)
+
+    @cached_property
+    def is_tiny(self) -> bool:
+        """Whether the first rank computes it alone, if it has all inputs: messages take longer."""
+        program = self.launch.program
+        nbytes = sum(value.nbytes(at) for value in program.values for at in value.indices())
+        return nbytes <= ALONE and not any(node.once for node in program.nodes)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What ranks keep of it besides its text and plans; see :class:`Called`."""
+        program = self.launch.program
+        return {
+            "names": self.launch.names,
+            "results": tuple(number for number, _ in program.outputs),
+            "small": self.small,
+            "places": tuple(value.blocks for value in program.inputs),
+        }
+
+    def planned(self, owners: Owners, members: tuple[str, ...]) -> Planned:
+        """Return the plan for inputs whose blocks have these owners; all blocks, in order."""
+        key = owners, members
+        if key not in self.plans:
+            read = [
+                [ranks[int(np.ravel_multi_index(at, value.grid))] for at in value.indices()]
+                if value.grid
+                else ranks
+                for ranks, value in zip(owners, self.launch.program.inputs, strict=True)
+            ]
+            size = len(members)
+            self.plans[key] = Planned.of(self.launch, member_hosts(members), read, size)
+        return self.plans[key]
 
     def called_with(self, arguments: Sequence[Any]) -> bytes:
         """Return the tokens for these arguments."""
@@ -109,7 +161,7 @@ def token_of(value: float) -> bytes:
 
 def trace(
     function: Function, arguments: Sequence[Any], planner: GraphOptimizer, client: Client
-) -> Traced:
+) -> Program:
     """Return the program of a function for arguments like these.
 
     Numbers of type float are arguments of the program, if the function only computes with them
@@ -128,7 +180,7 @@ def trace(
     raise NotOneProgramError("the function is another at each call")
 
 
-def _alike(first: Traced, second: Traced) -> bool:
+def _alike(first: Program, second: Program) -> bool:
     """Whether two traces are of one program, but for their numbers."""
     own = dict(zip(first.scalars.values(), second.scalars.values(), strict=True))
     tokens = [[x for x in t.tokens.split() if x.startswith(MARK.encode())] for t in (first, second)]
@@ -143,7 +195,7 @@ def _trace(
     free: Sequence[int],
     planner: GraphOptimizer,
     client: Client,
-) -> Traced | None:
+) -> Program | None:
     """Trace once; return ``None`` if the function looks at the value of a ``free`` number."""
     given = {at: 1 + random.random() for at in free}
     stand_ins = {
@@ -193,7 +245,7 @@ def _trace(
         for name in names[: len(launch.program.inputs)]
     ]
     outputs = [results[names[number]] for number, _ in launch.program.outputs]
-    return Traced(launch, tuple(inputs), tuple(outputs), returned, template, tokens)
+    return Program(launch, tuple(inputs), tuple(outputs), returned, template, tokens)
 
 
 def _stand_in(name: str, array: Array) -> Array:
@@ -229,11 +281,14 @@ def _launch(graph: HighLevelGraph, keys: Any, planner: GraphOptimizer, client: C
         if pieces.dependencies[name] or not pieces.is_stored(name)
     ]
     for name in names:
-        if pieces.piece(name) is None and name not in pieces.local:
-            word = reader.operation(name)[0]
-            raise NotOneProgramError(f"{word} is left to Dask")
-        if pieces.annotations(name):
-            raise NotOneProgramError("layers are annotated")
+        piece = pieces.piece(name)
+        reason = foregone([name], pieces, planner.facts, "always")
+        if piece is not None:
+            reason = hindrance_of(Region.of(piece), planner.facts)
+        elif name not in pieces.local:
+            reason = f"{reader.operation(name)[0]} is left to Dask"
+        if reason is not None or pieces.annotations(name):
+            raise NotOneProgramError(reason or "layers are annotated")
     if not names:
         raise NotOneProgramError("it computes nothing")
     region = region_of(names, pieces, by_name(pieces.keys))

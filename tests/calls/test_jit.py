@@ -178,6 +178,21 @@ def test_errors_are_raised_where_results_are_read(placed: da.Array) -> None:
         (y + 1).compute()
 
 
+def test_undeclared_blocks(placed: da.Array, caplog: Any) -> None:
+    def function(x: Any) -> Any:
+        y = x.map_blocks(lambda block: block[:, :-1], dtype=x.dtype, meta=x._meta)
+        return (y @ y.T).sum()
+
+    step = dgpu.jit(function)
+    with pytest.raises(dgpu.errors.UndeclaredError):
+        float(step(placed))
+    with caplog.at_level(logging.INFO, "dask_dgpu"):
+        again = step(placed)
+    assert "calls are persisted, because a block" in caplog.text
+    with pytest.raises(dgpu.errors.UndeclaredError):  # on_error is "raise"
+        float(again)
+
+
 def test_donated(placed: da.Array) -> None:
     step = dgpu.jit(lambda x: x + 1, donate=0)
     x = step(placed)
