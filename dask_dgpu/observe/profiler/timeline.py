@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
-from itertools import groupby, zip_longest
+from itertools import count, groupby, zip_longest
 from math import isnan
 from os import PathLike
 from pathlib import Path
@@ -103,20 +103,6 @@ class Timeline:
         """Return the text, for a prompt shows this."""
         return str(self)
 
-    def _tracks(self) -> dict[str, list[Event]]:
-        """Return the events of each track, by worker: gangs, threads, transfers."""
-        lanes, kinds = list(self.found.lanes), {GANG: 0, TRANSFERS: 2}
-
-        def place(event: Event) -> tuple[int, int, str]:
-            return lanes.index(event.lane), kinds.get(event.track, 1), event.track
-
-        found, threads = dict[str, list[Event]](), Counter[int]()
-        for (lane, kind, track), events in groupby(sorted(self.found.events, key=place), place):
-            threads[lane] += kind == 1  # their identifiers are long numbers
-            name = f"thread {threads[lane]}" if kind == 1 else track
-            found[f"{self.found.lanes[lanes[lane]]}, {name}"] = list(events)
-        return found
-
     def _colours(self) -> dict[str, str]:
         """Return the colour of each operation, those with most time first."""
         seconds = Counter[str]()
@@ -134,10 +120,10 @@ class Timeline:
             raise DgpuError(
                 "expected matplotlib to be installed to draw a timeline: pip install matplotlib"
             ) from error
-        tracks, colours, begin = self._tracks(), self._colours(), self.found.start
+        tracks, colours, begin = list(_tracks(self.found)), self._colours(), self.found.start
         figure = Figure(figsize=(12, 1.4 + 0.3 * len(tracks)), dpi=150, layout="constrained")
         axes = figure.subplots()
-        for row, events in enumerate(tracks.values()):
+        for row, (_, _, events) in enumerate(tracks):
             bars = [(event.start - begin, event.stop - event.start) for event in events]
             shades = [FAILED if event.failed else colours[event.operation] for event in events]
             axes.broken_barh(bars, (row - 0.4, 0.8), color=shades, rasterized=True)
@@ -148,7 +134,8 @@ class Timeline:
             ]
             axes.broken_barh(waits, (row + 0.25, 0.15), facecolor=WAIT, rasterized=True)
         axes.set(xlim=(0, max(self.found.stop - begin, 1e-9)), ylim=(len(tracks) - 0.5, -0.5))
-        axes.set_yticks(range(len(tracks)), list(tracks))
+        names = [f"{self.found.lanes[lane]}, {name}" for lane, name, _ in tracks]
+        axes.set_yticks(range(len(tracks)), names)
         caption = "seconds; dark bars: the share of a step that waited for transfers"
         if self.found.dropped:
             caption += f"; {self.found.dropped} late events are not drawn"
@@ -169,26 +156,36 @@ def write_trace(found: Found, path: str | PathLike[str]) -> None:
 
 def _entries(found: Found) -> Iterator[dict[str, Any]]:
     """Yield entries: a process is a worker, and a thread a track."""
-    processes = {lane: at for at, lane in enumerate(found.lanes)}
-    threads: dict[tuple[str, str], int] = {}
-    for lane, at in processes.items():
-        yield _named("process_name", at, 0, found.lanes[lane])
-    for number, event in enumerate(found.events):
-        track, process = (event.lane, event.track), processes[event.lane]
-        if track not in threads:
-            threads[track] = len(threads) + 1
-            yield _named("thread_name", process, threads[track], event.track)
-        kind = event.track if event.track in (GANG, TRANSFERS) else "task"
-        entry = {"pid": process, "tid": threads[track], "name": event.operation, "cat": kind}
-        begin, stop = ((at - found.start) * 1e6 for at in (event.start, event.stop))
-        if event.track == TRANSFERS:  # they overlap, and events of a thread must not
-            yield entry | {"ph": "b", "ts": begin, "id": number}
-            yield entry | {"ph": "e", "ts": stop, "id": number}
-            continue
-        facts: dict[str, Any] = {"sent_bytes": event.sent_bytes, "failed": event.failed}
-        if not isnan(event.wait):
-            facts["wait_seconds"] = event.wait
-        yield entry | {"ph": "X", "ts": begin, "dur": stop - begin, "args": facts}
+    processes, numbers = {lane: at for at, lane in enumerate(found.lanes)}, count()
+    for lane, process in processes.items():
+        yield _named("process_name", process, 0, found.lanes[lane])
+    for thread, (lane, name, events) in enumerate(_tracks(found), 1):
+        yield _named("thread_name", processes[lane], thread, name)
+        for event in events:
+            kind = event.track if event.track in (GANG, TRANSFERS) else "task"
+            entry = {"pid": processes[lane], "tid": thread, "name": event.operation, "cat": kind}
+            begin, stop = ((at - found.start) * 1e6 for at in (event.start, event.stop))
+            if event.track == TRANSFERS:  # they overlap, and events of a thread must not
+                number = next(numbers)
+                yield entry | {"ph": "b", "ts": begin, "id": number}
+                yield entry | {"ph": "e", "ts": stop, "id": number}
+                continue
+            facts: dict[str, Any] = {"sent_bytes": event.sent_bytes, "failed": event.failed}
+            if not isnan(event.wait):
+                facts["wait_seconds"] = event.wait
+            yield entry | {"ph": "X", "ts": begin, "dur": stop - begin, "args": facts}
+
+
+def _tracks(found: Found) -> Iterator[tuple[str, str, list[Event]]]:
+    """Yield each track's lane, name and events; of a lane those of gangs first, transfers last."""
+    lanes, kinds, threads = list(found.lanes), {GANG: 0, TRANSFERS: 2}, Counter[str]()
+
+    def place(event: Event) -> tuple[int, int, str]:
+        return lanes.index(event.lane), kinds.get(event.track, 1), event.track
+
+    for (at, kind, track), events in groupby(sorted(found.events, key=place), place):
+        threads[lanes[at]] += kind == 1  # their identifiers are long numbers
+        yield lanes[at], f"thread {threads[lanes[at]]}" if kind == 1 else track, list(events)
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
