@@ -126,20 +126,17 @@ def _peers(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _pool_bytes() -> int | None:
-    """Return the size of RMM's pool, if this process has one; this imports nothing.
+    """Return the size of RMM's pool, if this process has one; this imports no CuPy.
 
     To ask RMM creates a CUDA context, so a process that has not used CuPy is not asked.
     """
-    rmm: Any = sys.modules.get("rmm")
-    if rmm is None or "cupy" not in sys.modules:
+    if "cupy" not in sys.modules:
         return None
     with suppress(Exception):  # CUDA's, of many classes
-        resource = rmm.mr.get_current_device_resource()
-        while resource is not None:
-            size = getattr(resource, "pool_size", None)
-            if size is not None:
-                return int(size())
-            resource = getattr(resource, "upstream_mr", None)
+        from dask_dgpu.comm.nccl.window import rmm_pool
+
+        pool = rmm_pool()
+        return None if pool is None else int(pool.pool_size())
     return None
 
 

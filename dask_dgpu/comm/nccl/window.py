@@ -222,18 +222,18 @@ def _rows(array: Buffer) -> bool:
 
 def pooled() -> bool:
     """Return whether CuPy allocates from an RMM pool, whose memory may stay mapped."""
-    return _pool() is not None and "rmm" in getattr(cupy.cuda.get_allocator(), "__module__", "")
+    return rmm_pool() is not None and "rmm" in getattr(cupy.cuda.get_allocator(), "__module__", "")
 
 
 def obtainable() -> int:
     """Return the bytes of the device in this process's pools or free, without other processes'."""
     free, total = cupy.cuda.runtime.memGetInfo()
-    pool = _pool()
+    pool = rmm_pool()
     kept = cupy.get_default_memory_pool().total_bytes() + (pool.pool_size() if pool else 0)
     return min(int(total), int(free + kept))
 
 
-def _pool() -> Any:
+def rmm_pool() -> Any:
     """Return RMM's pool, ``None`` if there is none."""
     rmm = sys.modules.get("rmm")
     if rmm is None:
