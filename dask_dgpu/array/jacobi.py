@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
 from dask.array.core import Array, map_blocks
 from dask.base import persist
@@ -39,7 +38,7 @@ from dask_dgpu.array.stencil import (
 )
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.internals import Task
 from graph_opt.dask_graph.layers import array_of
@@ -202,8 +201,8 @@ def _distance(dx: Any, ndim: int, dtype: np.dtype[Any]) -> float:
 
 def _in_a_gang(u: Array) -> bool:
     """Whether the optimizer creates a gang for an iteration."""
-    optimizer = dask.config.get("array_optimize", None)
-    if not isinstance(optimizer, GraphOptimizer):
+    optimizer = enabled_optimizer()
+    if optimizer is None:
         return False
     pieces = optimizer.calibrated(current_client()).pieces(u.dask, u.__dask_keys__())
     return any(piece.output.name == u.name for piece in pieces)

@@ -18,7 +18,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 from dask.array.core import Array
@@ -36,7 +35,7 @@ from dask_dgpu.arguments import (
     real,
 )
 from dask_dgpu.array.chunks import any_chunks
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.dask_graph.products import MATMUL
 from graph_opt.model.layout import CONTAINERS
@@ -140,8 +139,8 @@ def matmul(
                 f"expected {name} of {what} for wire_dtype {wire_dtype!r}, got {x.dtype}"
             )
     if wire_dtype is None and sparse_threshold is None and _in_half(a, b):
-        optimizer = dask.config.get("array_optimize", None)
-        if isinstance(optimizer, GraphOptimizer):
+        optimizer = enabled_optimizer()
+        if optimizer is not None:
             options = replace(options, wire_dtype=optimizer.settings.matmul_wire_dtype)
     return _product(a, b, options, forced=True)
 

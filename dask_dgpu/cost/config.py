@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import dask
-
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.cost.table import Rows, Shown, quantity
 from dask_dgpu.environment.facts import ClusterFacts, chosen_client, gather
 from dask_dgpu.environment.settings import Settings, read
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 from graph_opt.model.cost import FIGURES, Machine
 
 if TYPE_CHECKING:
@@ -190,9 +188,9 @@ def _connected(client: Client | None) -> tuple[Client, ClusterFacts, Settings]:
     client = chosen_client(client)
     if client is None:
         raise DgpuError("expected a client, got none: there is no cluster to measure")
-    optimizer = dask.config.get("array_optimize", None)
+    optimizer = enabled_optimizer()
     scheduler = client.scheduler_info(n_workers=0)["id"]
-    if isinstance(optimizer, GraphOptimizer) and optimizer.facts.scheduler == scheduler:
+    if optimizer is not None and optimizer.facts.scheduler == scheduler:
         return client, optimizer.facts, optimizer.settings
     settings = read()
     facts = gather(client, settings)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import dask
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -17,7 +16,7 @@ from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
 from dask_dgpu.environment.devices import CUDA, Device, read_device
 from dask_dgpu.environment.facts import ALONE, chosen_client, usable
 from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -136,8 +135,8 @@ def gpu_status(
 
 
 def _status(client: Client | None) -> GpuStatus:
-    optimizer = dask.config.get("array_optimize", None)
-    settings = optimizer.settings if isinstance(optimizer, GraphOptimizer) else read()
+    optimizer = enabled_optimizer()
+    settings = read() if optimizer is None else optimizer.settings
     found = {HERE: read_device()} if client is None else client.run(read_device)
     devices = dict(sorted(found.items()))
     most = {

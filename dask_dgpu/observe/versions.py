@@ -17,7 +17,7 @@ from dask_dgpu.comm.bootstrap import TRANSPORTS
 from dask_dgpu.environment.gpus import read_driver, read_memory, read_models, visible_gpus
 from dask_dgpu.environment.settings import effective, read
 from dask_dgpu.environment.transports import missing_transports, torch_versions
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 from dask_dgpu.runtime.installed import installed
 
 PACKAGES = (
@@ -121,9 +121,9 @@ def transports() -> dict[str, str]:
 
 def settings() -> dict[str, str]:
     """Return the settings, whether dask_dgpu is enabled, and any setting that is not allowed."""
-    optimizer = dask.config.get("array_optimize", None)
+    optimizer = enabled_optimizer()
     found = {"enabled": "no"}
-    if isinstance(optimizer, GraphOptimizer):
+    if optimizer is not None:
         facts = optimizer.facts
         workers = f"{facts.workers} workers" if facts.workers else "this process"
         found["enabled"] = f"on {workers}, device {facts.device}, transport {optimizer.transport}"

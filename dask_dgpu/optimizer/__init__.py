@@ -96,5 +96,11 @@ class GraphOptimizer(Planner):
             return ()
 
 
+def enabled_optimizer() -> GraphOptimizer | None:
+    """Return the optimizer that Dask calls, ``None`` if dask_dgpu is not enabled."""
+    found = dask.config.get("array_optimize", None)
+    return found if isinstance(found, GraphOptimizer) else None
+
+
 def _flat(keys: Any) -> set[Any]:
     return set(flatten(keys if isinstance(keys, list) else [keys]))

@@ -17,7 +17,7 @@ from dask_dgpu.array.stencil import stencil
 from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.environment.facts import chosen_client
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import enabled_optimizer
 from dask_dgpu.session.startup import BACKEND
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     for example in examples:
         if not is_dask_collection(example):
             expected("each of examples", "a Dask collection", example, TypeError)
-    optimizer = dask.config.get("array_optimize", None)
-    if not isinstance(optimizer, GraphOptimizer):
+    optimizer = enabled_optimizer()
+    if optimizer is None:
         raise DgpuError("dask_dgpu is not enabled; call dask_dgpu.enable(client) first")
     ranks = optimizer.facts.workers or optimizer.settings.local_ranks
     always = replace(optimizer, settings=replace(optimizer.settings, when="always"))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import dask
 from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
@@ -20,7 +19,7 @@ from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
-from dask_dgpu.optimizer import GraphOptimizer
+from dask_dgpu.optimizer import GraphOptimizer, enabled_optimizer
 from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.fallbacks import fallbacks_of, reason_of
 from dask_dgpu.planner.predict import Lack, blocks_of
@@ -75,8 +74,8 @@ def explain(array: Any, *arrays: Any, measured: bool = False) -> Explanation:
         if not is_dask_collection(each):
             expected("array", "a Dask collection", each, TypeError)
     check_flag("measured", measured)
-    optimizer = dask.config.get("array_optimize", None)
-    if not isinstance(optimizer, GraphOptimizer):
+    optimizer = enabled_optimizer()
+    if optimizer is None:
         return Explanation(enabled=False)
     graphs = [each.__dask_graph__() for each in arrays]
     if not all(isinstance(graph, HighLevelGraph) for graph in graphs):
