@@ -13,7 +13,7 @@ from dask.utils import format_time
 from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.cost.table import BLUE, Cell, Rows
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.observe.under_way import Bar, awaited, ended, has_plugin, steps
+from dask_dgpu.observe.under_way import Bar, awaited, has_plugin, reached
 from graph_opt.model.layout import counted
 
 if TYPE_CHECKING:
@@ -109,10 +109,11 @@ def _looks(client: Client, waited_for: Sequence[Future[Any]]) -> Iterator[_Look]
         pending = any(future.status == "pending" for future in waited_for)
         if len(tasks) < len(keys):  # the scheduler may not have read the graph yet
             tasks, gangs = client.run_on_scheduler(awaited, keys=keys)
-        running = client.run_on_scheduler(steps, gangs=gangs) if pending and gangs else []
+        done, running = len(tasks), list[Bar]()
+        if pending:
+            done, running = client.run_on_scheduler(reached, tasks=tasks, gangs=gangs)
         known = {number: bar._replace(done=bar.total) for number, bar in known.items()}
         known |= {bar.number: bar for bar in running}
-        done = client.run_on_scheduler(ended, keys=tasks) if pending else len(tasks)
         bars = [Bar(-1, "tasks", done, max(len(tasks), len(keys))), *known.values()]
         if not pending:
             break

@@ -52,21 +52,19 @@ def awaited(keys: Collection[Key], dask_scheduler: Scheduler) -> tuple[list[Key]
     return tasks, [ts.key for ts in found if is_gang(ts.key)]
 
 
-def ended(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
-    """Return how many of these tasks have ended."""
-    tasks = (dask_scheduler.tasks.get(key) for key in keys)
-    return sum(ts is None or ts.state in ENDED for ts in tasks)
-
-
-async def steps(gangs: Collection[Key], dask_scheduler: Scheduler) -> list[Bar]:
-    """Return the running ones of these gangs, by the numbers of their runs."""
+async def reached(
+    tasks: Collection[Key], gangs: Collection[Key], dask_scheduler: Scheduler
+) -> tuple[int, list[Bar]]:
+    """Return how many of some tasks have ended, and the running ones of some gangs."""
     from dask_dgpu.runtime.tasks import PLUGIN
 
+    states = (dask_scheduler.tasks.get(key) for key in tasks)
+    ended = sum(ts is None or ts.state in ENDED for ts in states)
     plugin: Any = dask_scheduler.plugins[PLUGIN]
     found = [plugin.runs[key] for key in gangs if key in plugin.runs]
     runs = [run for run in found if not run.outcome.done()]
     done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
-    return [
+    return ended, [
         Bar(r.run_id, r.launch.title, n, len(r.program.nodes))
         for r, n in zip(runs, done, strict=True)
     ]

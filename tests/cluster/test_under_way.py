@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, Event, wait
 
 from dask_dgpu.observe import progress
-from dask_dgpu.observe.under_way import Bar, awaited, steps
+from dask_dgpu.observe.under_way import Bar, awaited, reached
 from tests.cluster.observe import eventually, held_back
 from tests.cluster.test_progress import A, Place
 
@@ -32,11 +32,12 @@ def test_steps_are_counted_while_a_gang_runs(client, on_device):
     gangs = eventually(lambda: client.run_on_scheduler(awaited, keys=list(y.dask))[1])
 
     def looked() -> Any:
-        (gang,) = client.run_on_scheduler(steps, gangs=gangs) or [Bar(0, "", 0, 0)]
+        _, running = client.run_on_scheduler(reached, tasks=[], gangs=gangs)
+        (gang,) = running or [Bar(0, "", 0, 0)]
         return gang.done and gang
 
     gang = eventually(looked)
     assert (gang.done, gang.total) == (1, 3)
     Event("go-on", client=client).set()
     wait(y)
-    assert client.run_on_scheduler(steps, gangs=gangs) == []
+    assert client.run_on_scheduler(reached, tasks=gangs, gangs=gangs) == (len(gangs), [])
