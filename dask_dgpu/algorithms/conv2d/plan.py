@@ -2,86 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from dask_dgpu.algorithms.cells import Axis, Ints
+from dask_dgpu.algorithms.cells import Ints
 from dask_dgpu.algorithms.halo import plan as halo
-from dask_dgpu.algorithms.halo.plan import Assembly
+from dask_dgpu.algorithms.halo.gather import GatherPlan, whole_on
 from dask_dgpu.algorithms.redistribute import plan as redistribute
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from graph_opt.model.cost import TALL, Machine
-from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of, even_spans, overlaps
+from graph_opt.model.layout import Bare, Cuts, Index, Layout, even_spans
 from graph_opt.model.window import Convolution, Window
 
 Slices = tuple[slice, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GatherPlan(Assembly):
-    """Boxes under each block of a grid, each the product of a window of each axis.
-
-    A box may overlap others, and has an owner or none: -1. Zeros within a window are left to the
-    caller.
-    """
-
-    windows: tuple[tuple[Window, ...], ...]
-    owners: tuple[int, ...]
-
-    @cached_property
-    def axes(self) -> list[Axis]:
-        """The segments of each axis: chunk by chunk under each window."""
-        found = []
-        for cuts, windows in zip(self.layout.cuts, self.windows, strict=True):
-            rows = [
-                (at, each.before + lo - each.start, hi - lo, chunk, lo - cuts[chunk], 1, 0)
-                for at, each in enumerate(windows)
-                for chunk, lo, hi in overlaps(cuts, each.start, each.stop)
-            ]
-            found.append(Axis.of(rows))
-        return found
-
-    @cached_property
-    def target(self) -> Layout:
-        """The boxes, as if they were adjacent in an array."""
-        lengths = ([each.length for each in windows] for windows in self.windows)
-        return Layout(tuple(map(cuts_of, lengths)), self.owners)
-
-    def inside(self, index: Index) -> Slices:
-        """Return the part of a box that is no zeros."""
-        box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
-        return tuple(slice(each.before, each.length - each.after) for each in box)
-
-    def within_blocks(self, tiles: Layout) -> dict[Index, tuple[Index, Slices]]:
-        """Return the boxes of tiles within one block of their rank: the block, and the place."""
-        found = {}
-        for index, owner in zip(tiles.indices(), tiles.owners, strict=True):
-            box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
-            pairs = zip(self.layout.cuts, box, strict=True)
-            under = [list(overlaps(cuts, each.start, each.stop)) for cuts, each in pairs]
-            if owner < 0 or any(len(chunks) != 1 for chunks in under):
-                continue
-            block = tuple(chunk for ((chunk, _, _),) in under)
-            rows = zip(self.layout.cuts, under, strict=True)
-            place = (slice(lo - cuts[at], hi - cuts[at]) for cuts, ((at, lo, hi),) in rows)
-            if self.layout.owner(block) == owner:
-                found[index] = block, tuple(place)
-        return found
-
-
-def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
-    """Plan a copy of a whole array for some ranks, without those that own its only block.
-
-    Box r, along the first axis, is that of rank r.
-    """
-    owner = layout.owners[0] if len(layout.owners) == 1 else -1
-    owners = tuple(rank if wanted and rank != owner else -1 for rank, wanted in enumerate(ranks))
-    first, *others = (Window(0, length) for length in layout.shape)
-    windows = ((first,) * len(ranks), *((each,) for each in others))
-    return GatherPlan(layout, dtype, len(ranks), windows=windows, owners=owners)
 
 
 @dataclass(frozen=True)

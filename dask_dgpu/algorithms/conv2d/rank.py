@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
-from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan, GatherPlan
-from dask_dgpu.algorithms.halo.rank import Exchange
+from dask_dgpu.algorithms.conv2d.plan import Conv2dPlan
+from dask_dgpu.algorithms.halo.gather import Gathered
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import conv
@@ -32,11 +31,11 @@ def conv2d_rank(
         given = device.mark()
     with device.transferring():
         device.after(given)
-        kernels = _Gathered(plan.weight, comm, device, weight, "weight")
+        kernels = Gathered(plan.weight, comm, device, weight, "weight")
         added = None
         if plan.bias is not None and bias is not None:
-            added = _Gathered(plan.bias, comm, device, bias, "bias")
-        windows = _Gathered(plan.windows, comm, device, blocks, "windows")
+            added = Gathered(plan.bias, comm, device, bias, "bias")
+        windows = Gathered(plan.windows, comm, device, blocks, "windows")
         whole = kernels.finish_whole()
         offset = None if added is None else added.finish_whole()
         ready = device.mark()
@@ -68,37 +67,3 @@ def conv2d_rank(
         result = redistribute_rank(plan.merge, comm, device, tiles)
     device.join()  # before the windows and the weights are freed
     return result
-
-
-class _Gathered:
-    """Boxes under assembly, on the transfer lane: their messages are in transit."""
-
-    def __init__(
-        self, plan: GatherPlan, comm: Comm, device: Device, blocks: Blocks, name: str
-    ) -> None:
-        self.plan, self._blocks = plan, blocks
-        self.boxes = {index: self._framed(device, index) for index in plan.target.owned(comm.rank)}
-        self._exchange = Exchange(plan, comm, device, blocks, self.boxes, name)
-        self._exchange.start()
-
-    def _framed(self, device: Device, index: Index) -> Array:
-        """Allocate a box, with zeros beyond the array."""
-        box = device.empty(self.plan.target.block_shape(index), self.plan.dtype)
-        for axis, part in enumerate(self.plan.inside(index)):
-            lead: tuple[Any, ...] = (slice(None),) * axis
-            for beyond in (slice(part.start), slice(part.stop, None)):
-                box[(*lead, beyond)] = 0
-        return box
-
-    def finish(self) -> None:
-        """Fill the boxes."""
-        self._exchange.copy_blocks()
-        self._exchange.finish()
-
-    def finish_whole(self) -> Array | None:
-        """Return this rank's copy of the whole array, ``None`` if it needs none."""
-        self.finish()
-        if not self.boxes:
-            return next(iter(self._blocks.values()), None)
-        ((_, box),) = self.boxes.items()
-        return box.reshape(self.plan.layout.shape)
