@@ -9,6 +9,7 @@ Examples
 """
 
 from dask_dgpu import cost, errors
+from dask_dgpu.algorithms.shard_map.comm import ShardComm
 from dask_dgpu.array import fft
 from dask_dgpu.array.conv2d import conv2d
 from dask_dgpu.array.einsum import EinsumPath, EinsumStep, einsum, einsum_path
@@ -21,6 +22,7 @@ from dask_dgpu.array.reductions import dot, mean, norm, std, var
 from dask_dgpu.array.reductions import max as max
 from dask_dgpu.array.reductions import min as min
 from dask_dgpu.array.reductions import sum as sum
+from dask_dgpu.array.shard_map import shard_map
 from dask_dgpu.array.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, stencil
 from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
 from dask_dgpu.batches.plan import Plan
@@ -53,6 +55,7 @@ __all__ = [
     "Plan",
     "ProfileTable",
     "Profiler",
+    "ShardComm",
     "Step",
     "Timeline",
     "check_health",
@@ -80,6 +83,7 @@ __all__ = [
     "progress",
     "run",
     "run_many",
+    "shard_map",
     "show_versions",
     "softmax",
     "start",

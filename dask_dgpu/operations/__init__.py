@@ -3,7 +3,16 @@
 All other modules read the table :data:`OPERATIONS`.
 """
 
-from dask_dgpu.operations import contract, conv2d, fft, matmul, overlap, rechunk, stencil
+from dask_dgpu.operations import (
+    contract,
+    conv2d,
+    fft,
+    matmul,
+    overlap,
+    rechunk,
+    shard_map,
+    stencil,
+)
 from dask_dgpu.operations.operation import Cost, Operation
 
 OPERATIONS: dict[str, Operation] = {
@@ -15,6 +24,7 @@ OPERATIONS: dict[str, Operation] = {
     "stencil": stencil.STENCIL,
     "jacobi": stencil.JACOBI,
     "conv2d": conv2d.CONV2D,
+    "shard_map": shard_map.SHARD_MAP,
 }
 
 __all__ = ["OPERATIONS", "Cost", "Operation"]

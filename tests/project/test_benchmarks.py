@@ -298,6 +298,15 @@ def test_conv2d_writes_every_figure(tmp_path: Path) -> None:
         assert line["median"] == line["seconds"][0] > 0
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_shard_map_writes_every_figure(tmp_path: Path) -> None:
+    lines = lines_of(tmp_path / "figures.jsonl", "shard_map.py", "--quick")
+    ways = ["NumPy, one process", *(f"end to end, {way}" for way in ("dask", "dask_dgpu"))]
+    assert [line["what"] for line in lines] == [*ways, "end to end, shard_map"]
+    assert all(line["median"] == line["seconds"][0] > 0 for line in lines)
+
+
 @pytest.mark.slow
 def test_fused_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "fused.py", "--quick")

@@ -1,0 +1,1 @@
+"""Functions of users that run once on each rank, on shards of arrays."""
