@@ -120,15 +120,13 @@ class Lack:
     """Work without a gang because it does not fit: as predicted, and the bytes that may be used.
 
     These are beside so many bytes of ``others``, on the worker with the most.
-    If some ``part`` of it needs less than the whole, the prediction is that of the smallest. If
-    Dask ``streams`` its blocks, the prediction is that of the tasks at work.
+    If some ``part`` of it needs less than the whole, the prediction is that of the smallest.
     """
 
     prediction: Prediction
     room: float
     others: int
     part: bool
-    streams: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -140,8 +138,6 @@ class Lack:
         """Why there is no gang."""
         needs = "its smallest part needs" if self.part else "it needs"
         there = format_bytes(int(self.room))
-        if self.streams:
-            needs = "the blocks at work need"
         return f"{needs} {format_bytes(self.peak_bytes)} on a rank and {there} may be used"
 
 

@@ -26,7 +26,6 @@ from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
 from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
 from graph_opt.dask_graph.layers import PieceLayer, in_passes, insert
-from graph_opt.dask_graph.needs import needs_of
 from graph_opt.dask_graph.parse import (
     CARRIED,
     ArrayGraph,
@@ -46,7 +45,6 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.products import with_plain
-from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.dask_graph.rules import find
 from graph_opt.dask_graph.words import steps_of, word_of
@@ -55,7 +53,7 @@ from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes
 from graph_opt.model.names import LEVEL
 from graph_opt.model.piece import Blockwork, Piece, Region
-from graph_opt.model.reader import OPTED_OUT, Key, Matches, Need, PlainLayer, Step
+from graph_opt.model.reader import OPTED_OUT, Key, Matches, PlainLayer, Step
 from graph_opt.model.recipe import Recipe
 from graph_opt.passes import depth_first, name_of
 from graph_opt.pieces.matmul import TERM, ProductPiece
@@ -221,10 +219,6 @@ class LayerReader(_Layers):
         layer = TERM.sub("", LEVEL.sub("", name))
         return self._operations.get(layer) or (word_of(layer), -1)
 
-    def reduces(self, name: str) -> bool:
-        reading = read_blockwise(self.arrays, name)
-        return reading is not None and reading.chunked is not None
-
     def fault(self, step: Step) -> str | None:
         if any(map(self.arrays.is_out, step.layers)):
             return OPTED_OUT
@@ -235,9 +229,6 @@ class LayerReader(_Layers):
         if not any(self.graph.dependencies[name] for name in step.layers):
             return CREATES
         return None if all(is_member(self.arrays, name) for name in step.layers) else NO_RULE
-
-    def needs(self, graph: HighLevelGraph, name: str, room: float) -> Iterator[Need]:
-        return needs_of(self.arrays, graph, name, room)
 
     def layers_of(self, graph: HighLevelGraph) -> Mapping[str, Layer]:
         return graph.layers

@@ -66,22 +66,6 @@ class Step:
         return self.layers[-1]
 
 
-class Need(NamedTuple):
-    """The bytes of the blocks that a task reads, and of the block that it makes.
-
-    It ``joins`` if it reads several blocks of an array.
-    """
-
-    read: int = 0
-    made: int = 0
-    joins: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        """All bytes."""
-        return self.read + self.made
-
-
 class Layers(Protocol):
     """What a graph says of its layers, whether they have pieces or not."""
 
@@ -217,17 +201,8 @@ class DescribedReader(Reader, Protocol):
     def calls_users(self, name: str) -> bool:
         """Whether a layer calls a function of the user for each block."""
 
-    def reduces(self, name: str) -> bool:
-        """Whether a layer reduces each block."""
-
     def fault(self, step: Step) -> str | None:
         """Return why no gang can compute an operation, whatever it costs, ``None`` if one can."""
-
-    def needs(self, graph: Any, name: str, room: float) -> Iterable[Need]:
-        """Yield what tasks of a layer of a rewritten graph need; nothing for unknown blocks.
-
-        Of equal tasks it is one. If whole arrays fit in the ``room`` of a task, these are all.
-        """
 
     def layers_of(self, graph: Any) -> Mapping[str, Any]:
         """Return the layers of a rewritten graph by name."""

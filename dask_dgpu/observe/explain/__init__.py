@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from dask.base import is_dask_collection
@@ -17,15 +16,12 @@ from dask_dgpu.observe.explain.explanation import Explanation
 from dask_dgpu.observe.explain.memory import memory_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
-from dask_dgpu.observe.explain.streams import stream_lacks
 from dask_dgpu.observe.explain.table import Totals
 from dask_dgpu.optimizer import GraphOptimizer, enabled_optimizer
-from dask_dgpu.planner.decisions import Rewriting
 from dask_dgpu.planner.fallbacks import fallbacks_of, reason_of
-from dask_dgpu.planner.predict import Lack, blocks_of
+from dask_dgpu.planner.predict import blocks_of
 from dask_dgpu.planner.present import present_on
 from graph_opt.model.piece import Region
-from graph_opt.model.reader import DescribedReader
 
 __all__ = ["Explanation", "explain"]
 
@@ -96,8 +92,8 @@ def _explained(
         rewriting = optimizer.rewrite(graph, keys, present)
         lacks, advice = advised(
             optimizer,
-            _lacks(optimizer, rewriting),
-            lambda other: _lacks(other, other.rewrite(graph, keys, present)),
+            rewriting.lacks,
+            lambda other: other.rewrite(graph, keys, present).lacks,
         )
     except Exception as error:
         if optimizer.settings.on_error == "raise":
@@ -111,11 +107,7 @@ def _explained(
     regions = rewriting.regions
     runs = last_runs(region for region, _ in regions) if measured else ((),) * len(regions)
     ours, plain = optimizer.totals(rewriting)
-    streams = {name: lack.reason for name, lack in lacks.items() if lack.streams}
-    operations = [
-        replace(each, why=streams.get(each.name, each.why))
-        for each in Finder(rewriting, ours, runs).operations()
-    ]
+    operations = Finder(rewriting, ours, runs).operations()
     if measured and not operations:
         operations = _made(names)
     read = [key for region, _ in regions for key in blocks_of(region)]
@@ -136,12 +128,6 @@ def _explained(
         bool(measured),
         memory_of(rewriting, operations, passes, lacks, advice, room, ours.seconds),
     )
-
-
-def _lacks(optimizer: GraphOptimizer, rewriting: Rewriting[DescribedReader]) -> Mapping[str, Lack]:
-    """Return what operations lack that no gang computes: collectives, and those that stream."""
-    streams = stream_lacks(rewriting, optimizer.settings, optimizer.facts)
-    return {**streams, **rewriting.lacks}
 
 
 def _made(names: Sequence[str]) -> list[Operation]:

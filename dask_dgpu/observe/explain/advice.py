@@ -42,7 +42,7 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
         }
     advice = [] if last else [_setting(changes, facts)]
     advice.append("use smaller chunks")
-    if facts.workers and not all(each.streams for each in lacks.values()):
+    if facts.workers:
         advice.append("use more workers")
     most = usable(facts, settings) or 0
     if all(each.peak_bytes <= most for each in lacks.values()):

@@ -115,8 +115,8 @@ class Memory(Shown):
     declined : tuple of str
         The operations that are left to Dask for other reasons than memory, with these.
     left : tuple of GangMemory
-        The operations that Dask computes although they do not fit, with what their smallest part
-        needs, or the tasks at work of a reduction.
+        The collectives that Dask computes although they do not fit, with what their smallest part
+        needs.
     advice : str
         What to change if something does not fit.
     seconds : float or None
