@@ -115,19 +115,14 @@ class Cluster:
         for name, _ in self.inputs:
             yield self.cuts[name].source if name in self.cuts else name
 
-    def uncut(self, name: str, axes: Axes, arrays: ArrayGraph) -> tuple[str, Axes, Grid] | None:
-        """Return an input's array, axes and numbers of blocks before it is cut.
-
-        ``None`` if block numbers differ along an axis.
-        """
+    def uncut(self, name: str, axes: Axes, arrays: ArrayGraph) -> tuple[str, Axes, Grid]:
+        """Return an input's array, axes and numbers of blocks before it is cut."""
         grid = self.inputs[name, axes]
         if name not in self.cuts:
             return name, axes, grid
         cut = self.cuts[name]
         source = arrays.declared(cut.source).grid
-        along = cut.axes(source, grid)
-        if along is None:
-            return None
+        along = cut.axes(source, grid) or ()
         return cut.source, tuple(None if axis is None else axes[axis] for axis in along), source
 
 
@@ -135,12 +130,8 @@ def layer_of(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) ->
     """Return the layer of a cluster that replaces the layer ``last``."""
     indices: list[tuple[Any, tuple[str, ...] | None]] = []
     numblocks: dict[str, Grid] = {}
-    moved: dict[str, Cut] = {}
     for name, axes in cluster.inputs:
-        uncut = cluster.uncut(name, axes, arrays)
-        if uncut is None:
-            moved[name] = cluster.cuts[name]
-        read, own, blocks = uncut or (name, axes, cluster.inputs[name, axes])
+        read, own, blocks = cluster.uncut(name, axes, arrays)
         # an axis of one block may have any letter that the index does not have yet
         free = (axis for axis in range(cluster.ndim + len(own)) if axis not in own)
         numbers = (next(free) if axis is None else axis for axis in own)
@@ -164,8 +155,6 @@ def layer_of(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) ->
         new_axes={letter: 1 for letter in letters if letter not in covered},
         annotations=last.annotations,
     )
-    if moved:
-        layer = MaterializedLayer(_moved(layer, moved), annotations=last.annotations)
     layer.collection_annotations = last.collection_annotations
     return layer
 
@@ -185,16 +174,6 @@ def _steps(
     if all(each == first for each in found.values()):
         return first, None
     return BlockwiseDepDict(found, node.grid), letters
-
-
-def _moved(layer: Layer, cuts: Mapping[str, Cut]) -> dict[Any, GraphNode]:
-    """Return the tasks of a layer with the blocks that some slices come from instead of these."""
-    tasks: dict[Any, GraphNode] = {}
-    for key, task in layer.items():
-        read = {each: cuts[each[0]] for each in task.dependencies if each[0] in cuts}
-        sources = {each: (cut.source, *cut.blocks[each[1:]][0]) for each, cut in read.items()}
-        tasks[key] = task.substitute(sources, key)
-    return tasks
 
 
 def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
@@ -290,16 +269,8 @@ class _Finder:
 
     def cluster(self, last: str) -> Cluster | None:
         """Return the layers that become one with ``last``, ``None`` if nothing is gained."""
-        for whole in (True, False):
-            cluster = self._grown(last, whole)
-            if cluster is None:
-                return None
-            self._cut(cluster)
-            if not self._gains(cluster):
-                return None
-            if not self._hides(cluster):
-                return cluster
-        return None
+        cluster = self._grown(last, True)
+        return self._grown(last, False) if cluster and self._hides(cluster) else cluster
 
     def _grown(self, last: str, whole: bool) -> Cluster | None:
         """Collect layers from the last one backwards; with ``whole``, whole reductions too."""
@@ -323,7 +294,8 @@ class _Finder:
             for source in member.sources:
                 known = waiting.setdefault(source.name, {})
                 known[cluster.inner(name, source)] = source.grid
-        return cluster
+        self._cut(cluster, many)
+        return cluster if self._gains(cluster) else None
 
     def _once(self, reading: Reading, bijective: bool) -> bool:
         """Whether each of its blocks is computed once, or as often as Dask would compute it."""
@@ -338,27 +310,30 @@ class _Finder:
         known = reading is not None and reading.chunked is None
         return reading if known and reading and self._fits(reading, last, whole) else None
 
-    def _cut(self, cluster: Cluster) -> None:
-        """Have the cluster read the blocks that its inputs are slices of, where that is no loss."""
-        node = self.arrays.declared(cluster.last)
-        many = {axis for axis, blocks in enumerate(node.grid) if blocks != 1}
+    def _cut(self, cluster: Cluster, many: Collection[int]) -> None:
+        """Have the cluster read the blocks that its inputs are slices of, where that is no loss.
+
+        ``many`` are the axes of the last result with several blocks.
+        """
         once: dict[str, bool] = {}
         for name, axes in cluster.inputs:
-            once[name] = once.get(name, True) and many <= {*axes}
+            once[name] = once.get(name, True) and {*many} <= {*axes}
         cuts = {name: self._followed(name, cluster) for name, each in once.items() if each}
         cluster.cuts = {name: cut for name, cut in cuts.items() if cut is not None}
-        for keep in (self._without_thin, self._without_moved):
-            cluster.cuts = keep(cluster)
+        cluster.cuts = self._without_thin(cluster)
         cluster.layers.update(*(cut.layers for cut in cluster.cuts.values()))
 
     def _followed(self, name: str, cluster: Cluster) -> Cut | None:
-        """Return how an array is cut from blocks, through all layers that only slice."""
+        """Return how an array is cut from blocks of the same numbers, through several layers."""
         found: Cut | None = None
         readers = cluster.layers
         while name not in self.requested and self.readers[name] <= readers:
             layer = self.graph.layers[name]
             cut = read_cut(self.arrays, name) if layer is self.arrays.layers.get(name) else None
             if cut is None or not self._alike((name, cut.source), cluster.last):
+                break
+            grids = (self.arrays.declared(each).grid for each in (cut.source, name))
+            if cut.axes(*grids) is None:
                 break
             found = cut if found is None else found.of(cut)
             readers = {name}
@@ -397,24 +372,6 @@ class _Finder:
             return cuts
         return {name: cut for name, cut in cuts.items() if name not in thin}
 
-    def _without_moved(self, cluster: Cluster) -> dict[str, Cut]:
-        """Return the cuts without those that would stop Dask from fusing layers before these."""
-        kept: dict[str, Cut] = {}
-        for name, axes in cluster.inputs:
-            uncut = cluster.uncut(name, axes, self.arrays)
-            if name in cluster.cuts and uncut is not None and len(uncut[1]) <= cluster.ndim:
-                kept[name] = cluster.cuts[name]
-        moved = cluster.cuts.keys() - kept.keys()
-        apart = {cluster.cuts[name].source for name in moved}
-        replaced = {layer for cut in cluster.cuts.values() for layer in cut.layers}
-        fused = self._fusible({*cluster.reads()} - apart, cluster, replaced)
-        return kept if fused or self._is_joined(cluster.last) else cluster.cuts
-
-    def _is_joined(self, name: str) -> bool:
-        """Whether Dask fuses a blockwise layer with its only reader."""
-        readers = self.readers[name] if name not in self.requested else ()
-        return len(readers) == 1 and isinstance(self.graph.layers[next(iter(readers))], Blockwise)
-
     def _fits(self, reading: Reading, last: str, whole: bool) -> bool:
         """Whether layers can become one with the last one."""
         *first, name = reading.layers
@@ -443,21 +400,11 @@ class _Finder:
         return len(working) + len(cluster.cuts) >= (1 if kernels else 2)
 
     def _hides(self, cluster: Cluster) -> bool:
-        """Whether Dask would no longer fuse layers before these: it stops at reduced axes."""
-        deep = any(
-            len(axes) > cluster.ndim for name, axes in cluster.inputs if name not in cluster.cuts
-        )
-        return deep and self._fusible(cluster.reads(), cluster)
-
-    def _fusible(self, names: Iterable[str], cluster: Cluster, more: Collection[str] = ()) -> bool:
-        """Whether Dask would fuse one of some layers with a blockwise layer of the cluster.
-
-        ``more`` are layers that the cluster may replace.
-        """
-        replaced = {*cluster.layers, *more}
-        return any(
+        """Whether Dask would no longer fuse a layer before these: it stops at reduced axes."""
+        uncut = (axes for name, axes in cluster.inputs if name not in cluster.cuts)
+        return any(len(axes) > cluster.ndim for axes in uncut) and any(
             isinstance(self.graph.layers[name], Blockwise)
             and name not in self.requested
-            and self.readers[name] <= replaced
-            for name in names
+            and self.readers[name] <= cluster.layers
+            for name in cluster.reads()
         )
