@@ -24,7 +24,7 @@ from graph_opt.dask_graph.blockwork import blockwork, in_levels, node_of, waits
 from graph_opt.dask_graph.emit import TaskFunctions, emit
 from graph_opt.dask_graph.functions import Functions, exchanged
 from graph_opt.dask_graph.fusing import Calls, Fusion, fuse_expressions
-from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task, getitem
+from graph_opt.dask_graph.internals import Alias, BlockwiseDep, DataNode, Task
 from graph_opt.dask_graph.layers import PieceLayer, in_passes, insert
 from graph_opt.dask_graph.parse import (
     CARRIED,
@@ -135,8 +135,12 @@ class LayerReader(_Layers):
         return PieceGraph(self, cull(fuse(graph, local, self.keys), self.keys), local)
 
     def _combined(self, graph: HighLevelGraph, local: Collection[str]) -> HighLevelGraph:
-        """Replace layers by kernels."""
-        if not (self.fused and may_fuse(graph, self.arrays)):
+        """Replace layers by kernels; without GPUs no layer alone has one."""
+        pieces = {name for name, each in graph.layers.items() if isinstance(each, PieceLayer)}
+        works = {name for name, read in graph.dependencies.items() if read} - pieces
+        alone = not any(graph.dependencies[name] & works for name in works)
+        on_gpus = CUPY in {container_of(self.arrays, name) for name in works}
+        if not self.fused or (alone and not on_gpus):
             return graph
         return fuse_expressions(graph, self.arrays, local, self.keys, self.runtime.kernels)
 
@@ -278,32 +282,6 @@ def _block_nbytes(arrays: ArrayGraph, key: Key) -> float:
     """Return the bytes of a block, on average, 0 for other values."""
     node = array(arrays, name_of(key))
     return block_nbytes(node) if is_block(key, name_of(key), node) else 0.0
-
-
-def may_fuse(graph: HighLevelGraph, arrays: ArrayGraph) -> bool:
-    """Whether layers may become one, by their kinds alone: one reads another.
-
-    On GPUs one layer is enough.
-    """
-    found = {name for name in graph.layers if _is_candidate(graph, arrays, name)}
-    if any(not found.isdisjoint(graph.dependencies[name]) for name in found):
-        return True
-    facts = (graph.layers[name].collection_annotations or {} for name in found)
-    return any(each.get("chunk_type") == CUPY for each in facts)
-
-
-def _is_candidate(graph: HighLevelGraph, arrays: ArrayGraph, name: str) -> bool:
-    """Whether a layer may have a reading, or be slices; aggregates of several blocks do not."""
-    layer, needed = graph.layers[name], graph.dependencies[name]
-    if isinstance(layer, Blockwise):
-        return bool(needed)
-    if type(layer) is not MaterializedLayer or len(needed) != 1:
-        return False
-    (other,) = needed
-    made, read = arrays.node(name), arrays.node(other)
-    task: Any = next(iter(layer.mapping.values()), None)
-    slices = isinstance(task, Alias) or getattr(task, "func", None) is getitem
-    return slices or made is None or read is None or made.blocks == read.blocks
 
 
 def with_functions(
