@@ -185,23 +185,21 @@ def _partial(chunked: Chunked, results: Sequence[Array], shape: Shape, place: An
         return total
     count = math.prod(shape[axis] for axis in chunked.axes)
     if chunked.function.startswith("nan"):
-        number, *moments = others
+        number, *squares = others
     else:
-        squares = chunked.function == "var"
         dtype = dtype_named(fields["n"][0])
-        number, *moments = called(_counted_all, *results, count=count, dtype=dtype, squares=squares)
-    if not moments:
+        number, *squares = called(_counted_all, *results, count=count, dtype=dtype)
+    if not squares:
         return {"n": number, "total": total}
-    several = np.stack(moments, axis=-1) if len(moments) > 1 else moments[0][..., None]
-    return {"n": number, "total": total, "M": several}
+    return {"n": number, "total": total, "M": squares[0][..., None]}
 
 
 def _counted_all(
-    total: Array, *moments: Array, count: int, dtype: np.dtype[Any], squares: bool
+    total: Array, *variances: Array, count: int, dtype: np.dtype[Any]
 ) -> Sequence[Array]:
-    """Return the number of elements of each sum, and moments; CuPy compiles each function alone."""
+    """Return the number of elements of each sum, and squares; CuPy compiles each function alone."""
     number = np.where(np.isnan(total), count, count).astype(dtype)
-    return number, *[moment * count if squares else moment for moment in moments]
+    return number, *[variance * count for variance in variances]
 
 
 def _extremes(values: Array, places: Array) -> Any:

@@ -19,12 +19,10 @@ from graph_opt.dask_graph.internals import (
     Compose,
     _concatenate2,
     _enforce_dtype,
-    _fftfreq_block,
     _nanargmax,
     _nanargmin,
     _nanmax_skip,
     _nanmin_skip,
-    _select,
     _sqrt,
     arg_agg,
     arg_chunk,
@@ -235,36 +233,6 @@ def _unary(name: str) -> Reader:
     return read
 
 
-def _fix(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    known = len(arguments) == 1 and isinstance(arguments[0], Operand) and not options
-    if not known or np.dtype(arguments[0].dtype).kind != "f":
-        return None
-    return nodes.apply("trunc", *arguments)
-
-
-def _imaginary(comparison: str) -> Reader:
-    """Return the reader of a function that compares the imaginary part with 0."""
-
-    def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-        if len(arguments) != 1 or not isinstance(arguments[0], Operand) or options:
-            return None
-        part = arguments[0].like(nodes.apply("imag", *arguments))
-        return nodes.apply(comparison, part, 0)
-
-    return read
-
-
-def _frequencies(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    """Read a block of ``fftfreq``: the second half of the numbers are negative frequencies."""
-    if len(arguments) != 1 or not isinstance(arguments[0], Operand) or options.keys() != {"n", "d"}:
-        return None
-    (array,), n, d = arguments, options["n"], options["d"]
-    negative = array.like(nodes.apply("greater_equal", array, (n + 1) // 2))
-    moved = array.like(nodes.apply("subtract", array, n))
-    both = array.like(nodes.apply("where", negative, moved, array))
-    return nodes.apply("divide", both, n * d)
-
-
 def _with_options(name: str, arity: int, *known: str) -> Reader:
     """Return the reader of a function of arrays whose known options are numbers."""
 
@@ -278,28 +246,6 @@ def _with_options(name: str, arity: int, *known: str) -> Reader:
         return nodes.apply(name, *arguments, **options)
 
     return read
-
-
-def _selected(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-    """Read ``select``: conditions, as many choices, and a default, as calls of ``where``."""
-    default, half = options.pop("default", 0), len(arguments) // 2
-    if options or not all(isinstance(each, Operand) for each in arguments):
-        return None
-    conditions, choices = arguments[:half], arguments[half:]
-    dtype = np.result_type(*(choice.dtype for choice in choices))
-    if any(each.dtype != "bool" for each in conditions) or not _is_scalar(default):
-        return None
-    try:
-        if np.result_type(dtype, default) != dtype:
-            return None
-        found: Any = np.full((), default, dtype)[()]
-    except (OverflowError, TypeError):
-        return None
-    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
-        if choice.dtype != dtype.name:
-            choice = choice.like(nodes.add(Cast(choice.node, dtype.name)))
-        found = choice.like(nodes.apply("where", condition, choice, found))
-    return int(found.node)
 
 
 def _astype(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
@@ -375,12 +321,6 @@ READERS: Mapping[Any, Reader] = {
     np.nan_to_num: _with_options("nan_to_num", 1, "nan", "posinf", "neginf"),
     np.isclose: _with_options("isclose", 2, "rtol", "atol", "equal_nan"),
     np.sinc: _with_options("sinc", 1),
-    np.i0: _with_options("i0", 1),
-    _select: _selected,
-    _fftfreq_block: _frequencies,
-    np.fix: _fix,
-    np.isreal: _imaginary("equal"),
-    np.iscomplex: _imaginary("not_equal"),
     np.transpose: _transpose,
     np.swapaxes: _swapaxes,
     astype: _astype,
@@ -443,7 +383,6 @@ class Chunked:
     function: str
     axes: tuple[int, ...]
     options: Given = ()
-    order: int = 2  # of a moment
     searched: Any = None  # the dtype of extreme values
 
     @property
@@ -460,14 +399,14 @@ class Chunked:
         match self.function:
             case "mean" | "nanmean":
                 return {"n": (self.dtype, ()), **total}
-            case "var" | "nanvar" | "moment":
-                return {**total, "n": ("int64", ()), "M": (self.dtype, (self.order - 1,))}
+            case "var" | "nanvar":
+                return {**total, "n": ("int64", ()), "M": (self.dtype, (1,))}
         return {}
 
     def parts(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
         """Add the arrays of which Dask's partial result is made; mostly this is one array.
 
-        Of means and moments these are the sum, the count if NaN are ignored, and moments.
+        Of means and variances these are the sum, the count if NaN are ignored, and the variance.
         """
         if self.function == "mean":
             return (self._add(nodes, "sum", array),)
@@ -477,8 +416,6 @@ class Chunked:
             return self._add(nodes, "sum", array), self._add(nodes, "var", array)
         if self.function == "nanvar":
             return self._moment_ignoring_nan(nodes, array)
-        if self.function == "moment":
-            return self._moments(nodes, array)
         if self.function in EXTREMES:
             return self._extremes(nodes, array)
         return (self._add(nodes, self.function, array),)
@@ -518,16 +455,6 @@ class Chunked:
         squares = nodes.apply("square", array.like(change))
         return total, count, self._add(nodes, "nansum", array.like(squares))
 
-    def _moments(self, nodes: Nodes, array: Operand) -> tuple[int, ...]:
-        """Add the sum, and the sums of all powers from 2 around the mean."""
-        exact = (("dtype", "float64"),)
-        mean = nodes.add(Reduce("mean", array.node, self.axes, True, exact))
-        change = array.like(nodes.apply("subtract", array, array.like(mean)))
-        powers = [nodes.apply("square", change)]
-        powers += [nodes.apply("power", change, each) for each in range(3, self.order + 1)]
-        sums = (self._add(nodes, "sum", array.like(each)) for each in powers)
-        return self._add(nodes, "sum", array), *sums
-
 
 def bound(function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return a function and the arguments that are bound to it."""
@@ -548,25 +475,24 @@ def read_chunk(function: Any, options: Mapping[str, Any], array: Operand) -> Chu
     axes, keepdims = _axes(given.pop("axis", None), array.ndim), given.pop("keepdims", None)
     if arguments or axes is None or keepdims is not True:
         return None
-    order = 2
     if function is mean_chunk:
         sums = given.pop("sum", np.sum), given.pop("numel", None)
         name = {(np.sum, None): "mean", (np.nansum, nannumel): "nanmean"}.get(sums)
     elif function is moment_chunk:
-        implicit, order = given.pop("implicit_complex_dtype", False), given.pop("order", 2)
+        implicit = given.pop("implicit_complex_dtype", False)
         sums = given.pop("sum", np.sum), given.pop("numel", None)
         name = {(np.sum, None): "var", (np.nansum, nannumel): "nanvar"}.get(sums)
-        if order > 2:
-            name = "moment" if name == "var" else None
+        if given.pop("order", 2) != 2:
+            return None
         if np.dtype(array.dtype).kind == "c":
-            if not implicit or order > 2:
+            if not implicit:
                 return None
             given["dtype"] = None  # Dask's is that of the variance, which is real
     dtype = given.pop("dtype", "float64" if function in (mean_chunk, moment_chunk) else None)
     if name is None or given or (dtype is not None and np.dtype(dtype).name not in DTYPES):
         return None
     known = () if dtype is None else (("dtype", np.dtype(dtype).name),)
-    return Chunked(name, axes, known, order)
+    return Chunked(name, axes, known)
 
 
 def read_arg_chunk(function: Any, axis: Any, array: ArrayNode) -> Chunked | None:

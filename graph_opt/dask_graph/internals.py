@@ -20,7 +20,6 @@ NAMES = {
         "getter_nofancy load_store_chunk"
     ),
     "dask.array.einsumfuncs": "chunk_einsum",
-    "dask.array.fft": "_fftfreq_block",
     "dask.array.overlap": "ensure_minimum_chunksize",
     "dask.array.random": "_apply_random _apply_random_func",
     "dask.array.reductions": (
@@ -28,7 +27,7 @@ NAMES = {
         "arg_agg arg_chunk arg_combine chunk_max chunk_min mean_agg mean_chunk mean_combine "
         "moment_agg moment_chunk moment_combine nanarg_agg nannumel"
     ),
-    "dask.array.routines": "_chunk_sum _matmul _select _tensordot",
+    "dask.array.routines": "_chunk_sum _matmul _tensordot",
     "dask.array.slicing": "getitem_variadic",
     "dask.array.wrap": "_broadcast_trick_inner",
     "dask.blockwise": "BlockwiseDep BlockwiseDepDict blockwise_token optimize_blockwise",

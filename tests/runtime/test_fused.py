@@ -60,12 +60,8 @@ ELEMENTWISE: dict[str, Program] = {
     "declared dtype": lambda x, y: da.add(x, y, dtype="float32") * 2,
     "complex": lambda x, y: (x * 1j + y).real + da.angle(x - 1j) + (y * 1j).imag,
     "bits": lambda x, y: ~((x > 0) & (y < 1)) ^ (x.astype("int8") << 1 > 2),
-    "parts of numbers": lambda x, y: (
-        da.fix(x * 3) - da.fix(y) + da.isreal(x * 1j) + da.iscomplex(y)
-    ),
     "rounding": lambda x, y: da.round(x, 1) - da.around(y, 2) + np.float32(3) * da.nan_to_num(y),
     "scalars of arrays": lambda x, y: (x - x[0, 0]) * (y[0, 0] + 1),
-    "frequencies": lambda x, y: abs(da.fft.fftfreq(6, 0.3, chunks=6)) * 2 + x,
     "random numbers": lambda x, y: da.random.default_rng(3).normal(size=6, chunks=6) * 2 + x,
 }
 REDUCTIONS: dict[str, Program] = {
@@ -302,9 +298,6 @@ UNARY: dict[str, Callable[..., Any]] = {
     "floor": np.floor,
     "not": np.logical_not,
     "real": np.real,
-    "isreal": lambda x: da.isreal(x) if isinstance(x, da.Array) else np.isreal(x),
-    "iscomplex": lambda x: da.iscomplex(x) if isinstance(x, da.Array) else np.iscomplex(x),
-    "fix": lambda x: da.fix(x) if isinstance(x, da.Array) else np.fix(x),
     "invert": lambda x: ~x,
     "half": lambda x: x**0.5,
     "squared": lambda x: x**2,

@@ -25,7 +25,7 @@ _UFUNCS = {
 FUNCTIONS: dict[str, int] = {
     **dict(sorted(_UFUNCS.items())),
     **dict.fromkeys(("where", "clip"), 3),
-    **dict.fromkeys(("round", "real", "imag", "angle", "nan_to_num", "sinc", "i0"), 1),
+    **dict.fromkeys(("round", "real", "imag", "angle", "nan_to_num", "sinc"), 1),
     "isclose": 2,
 }
 """Of an ``Apply``, with the number of array arguments. Bounds of ``clip`` may be None."""
