@@ -31,8 +31,8 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.dask_graph.readings import read_blockwise
 from graph_opt.model.expression import View
-from graph_opt.model.layout import ArrayNode, Declined
-from graph_opt.pieces.rechunk import Axes, RechunkPiece, Stage
+from graph_opt.model.layout import ArrayNode, Declined, cuts_of
+from graph_opt.pieces.rechunk import Axes, RechunkPiece
 
 TRANSPOSES = (np.transpose, np.swapaxes)
 
@@ -56,8 +56,7 @@ def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     reason = unsupported((source,), output)
     if reason is not None:
         return Declined(name, reason)
-    axes, stages = _passes(graph, inner, nodes)
-    piece = RechunkPiece(output, source, axes, stages, inner=tuple(inner))
+    piece = RechunkPiece(output, source, *_passes(graph, inner, nodes), inner=tuple(inner))
     # Dask may correct chunk sizes after it has created the layer, whose facts stay as they were
     return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
 
@@ -107,16 +106,17 @@ def _permutation(graph: ArrayGraph, name: str) -> Axes | None:
 
 def _passes(
     graph: ArrayGraph, inner: Sequence[str], nodes: Sequence[ArrayNode]
-) -> tuple[Axes, tuple[Stage, ...]]:
-    """Return the order of axes after all steps, and Dask's own passes."""
+) -> tuple[Axes, int, int]:
+    """Return the order of axes after all steps, Dask's tasks, and its passes that join blocks."""
     axes: Axes = tuple(range(nodes[0].ndim))
-    stages: list[Stage] = []
+    tasks = merges = 0
     for name, (before, after) in zip(inner, pairwise(nodes), strict=True):
         permutation = _permutation(graph, name)
         if permutation is not None:
             axes = tuple(axes[axis] for axis in permutation)
-        elif not isinstance(graph.layers[name], MaterializedLayer):  # P2P
-            stages.append(Stage(before.chunks, after.chunks, before.blocks + 1 + after.blocks))
-        else:
-            stages.append(Stage(before.chunks, after.chunks, len(graph.layers[name])))
-    return axes, tuple(stages)
+            continue
+        messages = not isinstance(graph.layers[name], MaterializedLayer)  # P2P
+        tasks += before.blocks + 1 + after.blocks if messages else len(graph.layers[name])
+        chunks = zip(before.chunks, after.chunks, strict=True)
+        merges += any({*cuts_of(old)} - {*cuts_of(new)} for old, new in chunks)
+    return axes, tasks, merges

@@ -10,46 +10,23 @@ from typing import Any
 import numpy as np
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import (
-    Chunks,
-    Index,
-    common_lengths,
-    cuts_of,
-    spread,
-)
+from graph_opt.model.layout import Index, common_lengths, cuts_of, spread
 from graph_opt.model.piece import SeparablePiece
 
 Axes = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One of Dask's passes of a rechunk, and its number of tasks."""
-
-    before: Chunks
-    after: Chunks
-    tasks: int
-
-    @property
-    def merged(self) -> float:
-        """Fraction of the array in blocks that are merged from several."""
-        alone = 1.0
-        for before, after in zip(self.before, self.after, strict=True):
-            lengths = common_lengths(cuts_of(before), cuts_of(after))
-            single = (lengths > 0).sum(axis=1) == 1
-            alone *= float(lengths[single].sum()) / max(1, sum(after))
-        return 1 - alone
-
-
-@dataclass(frozen=True)
 class RechunkPiece(SeparablePiece):
     """A rechunk of ``source``, or of its transpose: ``output = source.transpose(axes)``.
 
-    ``stages`` are Dask's own passes.
+    Dask has so many ``tasks``, and ``merges`` of its passes join blocks instead of only cutting
+    them.
     """
 
     axes: tuple[int, ...]
-    stages: tuple[Stage, ...]
+    tasks: int = 0
+    merges: int = 0
 
     operation = "rechunk"
     only_moves = True
@@ -104,6 +81,5 @@ class RechunkPiece(SeparablePiece):
         if self.wanted is not None:
             sizes = (math.prod(self.output.block_shape(index)) for index in self.wanted)
             share = sum(sizes) / max(1, self.output.size)
-        tasks = round(share * sum(stage.tasks for stage in self.stages))
-        written = share * self.output.nbytes * sum(stage.merged for stage in self.stages)
+        tasks, written = round(share * self.tasks), share * self.output.nbytes * self.merges
         return tasks, dask_rechunk_seconds(tasks, written, written, ranks, machine)
