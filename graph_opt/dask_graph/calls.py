@@ -191,15 +191,10 @@ def _pow(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
         kinds, name = FAST_POWERS.get((type(exponent), exponent), ("", ""))
         if np.dtype(base.dtype).kind in kinds:
             return nodes.apply(name, base)
-        if is_product(exponent, base.dtype):
+        if exponent in PRODUCTS and base.dtype in MULTIPLIED:
             square = base.like(nodes.apply("square", base))
             return nodes.apply("multiply", square, base if exponent == 3 else square)
     return nodes.apply("power", base, exponent)
-
-
-def is_product(exponent: Any, dtype: str) -> bool:
-    """Whether products compute ``x ** exponent`` for ``x`` of this dtype."""
-    return type(exponent) in (int, float) and exponent in PRODUCTS and dtype in MULTIPLIED
 
 
 def _clip(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from dask.blockwise import Blockwise
 
-from graph_opt.dask_graph.calls import is_product
 from graph_opt.dask_graph.internals import _matmul, _tensordot, chunk_einsum
 from graph_opt.dask_graph.parse import (
     DTYPES,
     ArrayGraph,
     array_operands,
+    block_function,
     full_name,
     once,
     task_function,
@@ -163,21 +163,9 @@ def _within(graph: ArrayGraph, name: str, kernel: Collection[str]) -> Work:
     if _on_gpu(node):
         return Work(work.tasks, through)
     copied = sum(block_nbytes(array(graph, each)) for each in (*read, name))
-    nbytes = USUAL.passes * copied if _is_product(graph, name) else work.nbytes
+    # kernels multiply for most powers
+    nbytes = USUAL.passes * copied if block_function(graph, name) is operator.pow else work.nbytes
     return Work(work.tasks, through + max(0.0, nbytes - MEMORY * copied))
-
-
-def _is_product(graph: ArrayGraph, name: str) -> bool:
-    """Whether a layer is a power that kernels multiply."""
-    layer: Any = graph.layers[name]
-    numbers = [value for value, index in layer.indices if index is None]
-    node, function = array(graph, name), getattr(layer.task, "func", None)
-    return (
-        function is operator.pow
-        and node is not None
-        and len(numbers) == 1
-        and is_product(numbers[0], node.dtype)
-    )
 
 
 @once
