@@ -37,7 +37,7 @@ from graph_opt.dask_graph.internals import (
     moment_chunk,
     nannumel,
 )
-from graph_opt.dask_graph.parse import DTYPES
+from graph_opt.dask_graph.parse import DTYPES, row_of
 from graph_opt.model.expression import Apply, Cast, Constant, Node, Reduce, View
 from graph_opt.model.layout import ArrayNode
 from graph_opt.model.tokens import Parameter
@@ -148,21 +148,13 @@ def read_call(
     """
     if type(function) is partial and not function.args:
         return read_call(nodes, function.func, arguments, {**function.keywords, **options})
-    reader = _row(READERS, function)
+    reader = row_of(READERS, function)
     if reader is not None:
         return reader(nodes, arguments, dict(options))
     if options or not all(map(_is_operand, arguments)):
         return None
-    name = _row(OPERATORS, function) or _ufunc(function)
+    name = row_of(OPERATORS, function) or _ufunc(function)
     return None if name is None else nodes.apply(name, *arguments)
-
-
-def _row(table: Mapping[Any, Any], function: Any) -> Any:
-    """Return what a table has for a function, if anything; some functions have no hash."""
-    try:
-        return table.get(function)
-    except TypeError:
-        return None
 
 
 def _ufunc(function: Any) -> str | None:
@@ -466,7 +458,7 @@ def read_chunk(function: Any, options: Mapping[str, Any], array: Operand) -> Chu
     """Read a chunk function of one array; it keeps the reduced axes."""
     function, arguments, given = bound(function)
     given |= options
-    name = _row(SUMS, function)
+    name = row_of(SUMS, function)
     axes, keepdims = _axes(given.pop("axis", None), array.ndim), given.pop("keepdims", None)
     if arguments or axes is None or keepdims is not True:
         return None
@@ -535,7 +527,7 @@ def read_aggregate(function: Any, chunked: Chunked) -> Aggregate | None:
             return None
         function = function.funcs[0]
     function, arguments, given = bound(function)
-    completed = _row(AGGREGATES, function) or ()
+    completed = row_of(AGGREGATES, function) or ()
     axes, keepdims = _axes(given.pop("axis", None), None), given.pop("keepdims", None)
     if chunked.function not in completed or axes != chunked.axes or type(keepdims) is not bool:
         return None

@@ -24,7 +24,7 @@ from graph_opt.dask_graph.internals import (
     curry,
     methodcaller,
 )
-from graph_opt.dask_graph.parse import is_known, unwrapped
+from graph_opt.dask_graph.parse import is_known, row_of, unwrapped
 from graph_opt.dask_graph.sent import named
 from graph_opt.model.layout import CONTAINERS
 
@@ -142,7 +142,5 @@ def exchanged(function: Any, functions: Functions) -> Function | None:
     if isinstance(function, partial):
         other = exchanged(function.func, functions)
         return None if other is None else partial(other, *function.args, **function.keywords)
-    try:
-        return functions.get(function)
-    except TypeError:  # it has no hash
-        return None
+    found: Function | None = row_of(functions, function)
+    return found

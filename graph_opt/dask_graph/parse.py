@@ -211,6 +211,14 @@ def unwrapped(function: Any) -> Any:
     return function
 
 
+def row_of(table: Mapping[Any, Any], function: Any) -> Any:
+    """Return what a table has for a function, if anything; some functions have no hash."""
+    try:
+        return table.get(function)
+    except TypeError:
+        return None
+
+
 def value_of(argument: Any) -> Any:
     """Return an argument of a task, without Dask's wrapper of a constant."""
     return argument.value if isinstance(argument, DataNode) else argument

@@ -8,7 +8,7 @@ extremes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,23 +40,24 @@ from graph_opt.dask_graph.internals import (
     mean_combine,
     nanarg_agg,
 )
-from graph_opt.dask_graph.parse import full_name, is_known, unwrapped
+from graph_opt.dask_graph.parse import full_name, is_known, row_of, unwrapped
 from graph_opt.model.layout import dtype_named
 from graph_opt.model.recipe import Block, Kinds, Returned
 
 MODULE = "dask_dgpu.kernels.sums.partial"
 """The module with the functions that tasks of compensated and reproducible sums call."""
 
-ARRAYS = frozenset(
+ARRAYS = dict.fromkeys(
     (
         *(*OPERATORS, *SUMS, *AGGREGATES),
         *(operator.getitem, getitem, np.transpose, np.where, np.clip),
         *(_concatenate2, _cumprod_merge, _cumsum_merge, _enforce_dtype, arg_agg, nanarg_agg),
-    )
+    ),
+    True,
 )
 """Functions of Dask's tasks that return an array, as declared."""
 
-COMBINES = frozenset((arg_combine, mean_combine))
+COMBINES = dict.fromkeys((arg_combine, mean_combine), True)
 """Functions that make a part of a reduction of several, of the same dtypes."""
 
 
@@ -73,9 +74,9 @@ def returned(task: GraphNode, reads: Sequence[Block], kinds: Kinds) -> Returned 
     fusion = getattr(function, "fusion", None) if is_known(type(function)) else None
     if fusion is not None:
         return Returned(fusion.chunked.fields if fusion.chunked is not None else {})
-    if _is_in(function, COMBINES):
+    if row_of(COMBINES, function):
         return reads[0]
-    if _is_in(function, ARRAYS) or isinstance(function, np.ufunc):
+    if row_of(ARRAYS, function) or isinstance(function, np.ufunc):
         return Returned()
     if full_name(function) == f"{MODULE}.finished":
         return Returned()
@@ -106,10 +107,3 @@ def _own(function: Any) -> Any:
     if isinstance(function, Compose):
         return _own(function.funcs[-1])
     return getattr(function, "own", function) if is_known(type(function)) else function
-
-
-def _is_in(function: Any, functions: Collection[Any]) -> bool:
-    try:
-        return function in functions
-    except TypeError:  # it has no hash
-        return False

@@ -16,6 +16,7 @@ from graph_opt.dask_graph.parse import (
     ArrayGraph,
     block_function,
     is_stored,
+    row_of,
     unwrapped,
 )
 from graph_opt.model.piece import Piece
@@ -184,8 +185,7 @@ def _word(arrays: ArrayGraph, layers: list[str]) -> str:
 def _formula(arrays: ArrayGraph, name: str) -> str | None:
     """Return an operator with its operands, as ``x + y``."""
     layer, function = arrays.layers[name], block_function(arrays, name)
-    # by identity: a user's function may have no hash
-    symbol = next((symbol for known, symbol in SYMBOLS.items() if known is function), None)
+    symbol = row_of(SYMBOLS, function)
     if symbol is None or not isinstance(layer, Blockwise) or len(layer.indices) != 2:
         return None
     names: dict[str, str] = {}
