@@ -269,9 +269,6 @@ PACKAGES = (
 )
 """Packages of the functions that Dask and our sums call: they do nothing but return a block."""
 
-ARRAYS = ("numpy", "cupy", "dask.array", "dask.utils", "dask._task_spec", "_operator", "builtins")
-"""Packages of the functions in layers between arrays that Dask does not declare."""
-
 CREATORS = (unwrapped(_broadcast_trick_inner), _apply_random, _apply_random_func)
 """Functions that create a block from no other, in all kinds of layers."""
 
@@ -314,8 +311,11 @@ def is_member(graph: ArrayGraph, name: str) -> bool:
     if len({container_of(graph, each) for each in (name, *needed)}) > 1:
         return False
     if not is_declared(layer):
-        between = bool(needed) and bool(graph.dependents[name]) and name not in graph.requested
-        return between and _calls_only(ARRAYS, graph, name) and _is_work(graph, name)
+        if not (needed and graph.dependents[name]) or name in graph.requested:
+            return False
+        if not isinstance(layer, Blockwise):
+            layer = MaterializedLayer(dict(tasks_of(graph, name)))
+        return not calls_others(layer) and _is_work(graph, name)
     return _is_carried(graph, name) and _is_work(graph, name)
 
 
@@ -434,17 +434,6 @@ def calls_others(layer: Layer) -> bool:
     """
     tasks = (layer.task,) if isinstance(layer, Blockwise) else layer.values()
     return not all(map(is_known, chain.from_iterable(map(_functions, tasks))))
-
-
-def _calls_only(packages: Collection[str], graph: ArrayGraph, name: str) -> bool:
-    """Whether a layer calls functions of these packages only."""
-    layer = graph.layers[name]
-    own = tasks_of(graph, name)
-    tasks = (layer.task,) if isinstance(layer, Blockwise) else (task for _, task in own)
-    inside = tuple(f"{each}." for each in packages)
-    functions = chain.from_iterable(map(_functions, tasks))
-    called = (getattr(unwrapped(function), "__module__", "") for function in functions)
-    return all(f"{module}.".startswith(inside) for module in called)
 
 
 def _functions(task: Any) -> Iterator[Any]:

@@ -38,17 +38,6 @@ def test_arithmetic_costs_nothing_beside_the_memory_of_gpus() -> None:
     assert copies(first_seconds(X**3, on_gpu=False), 2 * BLOCK) > 10 * USUAL.passes
 
 
-def test_kernels_multiply_for_small_powers() -> None:
-    seconds = {}
-    for exponent in (3, 4, 5, 3.5):
-        z = (X**exponent).sum()
-        graph = replace(parse(z.dask, set(flatten(z.__dask_keys__()))), fused=True)
-        (first,) = (name for name, read in z.dask.dependencies.items() if read == {X.name})
-        (name,) = graph.dependents[first]
-        seconds[exponent] = task_seconds(graph, name, {X.name}, CUDA)
-    assert max(seconds[3], seconds[4]) < min(seconds[5], seconds[3.5]) / 10
-
-
 def test_a_reduction_is_a_kernel_of_its_own_on_gpus() -> None:
     fused = first_seconds(X.var(axis=0), on_gpu=True, fused=True)
     assert copies(fused, BLOCK) == pytest.approx(1, rel=0.1)  # X is read once
