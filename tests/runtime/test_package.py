@@ -24,7 +24,7 @@ from dask_dgpu.runtime.plans import Owners
 from dask_dgpu.runtime.program import Launch, Program, opened
 from dask_dgpu.runtime.scheduler.run import Planned
 from dask_dgpu.runtime.worker.member import Programs
-from graph_opt.dask_graph import binding
+from graph_opt.dask_graph import recipes
 from graph_opt.dask_graph.functions import is_stateless
 from graph_opt.dask_graph.internals import _broadcast_trick_inner
 from tests.graph_opt.dask_graph.test_texts import held
@@ -284,8 +284,8 @@ DASKS: dict[str, Callable[[da.Array], da.Array]] = {
 
 @pytest.mark.parametrize("name", DASKS)
 def test_nothing_of_dask_is_copied_for_each_call(name: str, monkeypatch: pytest.MonkeyPatch):
-    copying = Counting(binding._copied)
-    monkeypatch.setattr(binding, "_copied", copying)
+    copying = Counting(recipes._copied)
+    monkeypatch.setattr(recipes, "_copied", copying)
     x = held(RNG.random((9, 9)), 4)
     ranks = Ranks()
     ranks.kept.compute(DASKS[name](x), x)

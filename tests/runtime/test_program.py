@@ -21,9 +21,8 @@ from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import costs_of, plans
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
-from graph_opt.dask_graph.binding import bound
 from graph_opt.dask_graph.gathering import Chain
-from graph_opt.dask_graph.recipes import Common, recipe_of
+from graph_opt.dask_graph.recipes import Common, bound, recipe_of
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import ArrayNode, Layout, cuts_of
 from graph_opt.model.piece import Blockwork
