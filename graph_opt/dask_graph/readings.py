@@ -18,9 +18,9 @@ A reduction along axes of one block is one reading, of chunk function and aggreg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
@@ -69,11 +69,8 @@ class Source:
     grid: tuple[int, ...]
 
 
-class Adding(Protocol):
-    """Adds the work of a layer to an expression."""
-
-    def __call__(self, nodes: Nodes, operands: Sequence[Operand]) -> int | None:
-        """Return the number of the result, ``None`` if something is unknown."""
+Adding = Callable[[Nodes, Sequence[Operand]], int | None]
+"""Adds the work of a layer to an expression; the number of the result, ``None`` if unknown."""
 
 
 @dataclass(frozen=True)
