@@ -42,7 +42,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import typename
 
-from graph_opt.dask_graph.functions import LASTING, Function, is_constant, is_of_module
+from graph_opt.dask_graph.functions import Function, is_constant
 from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.parse import is_known
 from graph_opt.dask_graph.sent import Pickler
@@ -155,11 +155,8 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
-        # the parts of some come here too
-        if kind in (partial, slice) or obj is partial or isinstance(obj, np.dtype):
-            return NotImplemented
-        lasts = kind in LASTING or (kind is FunctionType and "<" not in obj.__qualname__)
-        if ((lasts or isinstance(obj, type)) and is_of_module(obj)) or is_constant(obj):
+        # the parts of a partial come here too
+        if kind is partial or obj is partial or is_constant(obj):
             return NotImplemented
         is_known_function = kind is FunctionType and is_known(obj)
         # Dask gives ``blockwise`` a new ``lambda c: 1`` each time: code alone
