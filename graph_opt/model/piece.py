@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import md5
 from itertools import chain
+from itertools import product as cartesian
 from typing import Any, ClassVar, Self
 
 from graph_opt.model.cost import Machine
@@ -150,6 +151,26 @@ class SeparablePiece(Piece):
     def computed(self) -> tuple[Index, ...]:
         """The wanted blocks."""
         return tuple(self.output.indices) if self.wanted is None else self.wanted
+
+    @property
+    @abstractmethod
+    def under(self) -> Sequence[Sequence[Collection[int]]]:
+        """For each axis of the source, the chunks that each chunk of the output reads."""
+
+    def turned(self, along: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what belongs to the axes of the output in the order of the source's."""
+        return along
+
+    @cached_property
+    def staged(self) -> tuple[tuple[Index, ...], ...]:
+        """The blocks of the source that computed blocks read, and all of other inputs."""
+        under, read = self.under, set[Index]()
+        if self.wanted is None:
+            read.update(cartesian(*(set(chain.from_iterable(axis)) for axis in under)))
+        for index in self.wanted or ():
+            lines = zip(under, self.turned(index), strict=True)
+            read.update(cartesian(*(axis[at] for axis, at in lines)))
+        return tuple(sorted(read)), *(tuple(node.indices) for node in self.inputs[1:])
 
     def restrict(self, wanted: frozenset[Index]) -> Self:
         """Return the piece for these blocks."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product as cartesian
 from typing import Any
 
 from graph_opt.model.cost import TALL, Machine, dask_rechunk_seconds
-from graph_opt.model.layout import ArrayNode, Cuts, Index, cuts_of, overlaps
+from graph_opt.model.layout import ArrayNode, Cuts, cuts_of, overlaps
 from graph_opt.model.piece import SeparablePiece
 from graph_opt.model.window import Convolution, Window
 
@@ -54,18 +53,13 @@ class Conv2dPiece(SeparablePiece):
         cuts = tuple(cuts_of(sizes) for sizes in self.output.chunks)
         return self.convolution.windows(cuts, self.source.shape)
 
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """The blocks of the source under wanted windows, and all of the other inputs."""
-        under = [
+    @property
+    def under(self) -> list[list[list[int]]]:
+        """The chunks under each window."""
+        return [
             [[chunk for chunk, *_ in overlaps(cuts, each.start, each.stop)] for each in windows]
             for cuts, windows in zip(self.cuts, self.windows, strict=True)
         ]
-        read: set[Index] = set()
-        for index in self.computed:
-            read.update(cartesian(*(axis[at] for axis, at in zip(under, index, strict=True))))
-        others = (tuple(node.indices) for node in self.inputs[1:])
-        return (tuple(sorted(read)), *others)
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: parts of blocks, then a task for each block.

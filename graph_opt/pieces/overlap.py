@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product as cartesian
 from typing import Any
 
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Chunks, Index
+from graph_opt.model.layout import Chunks
 from graph_opt.model.piece import SeparablePiece
 
 Depth = tuple[int, int]
@@ -83,26 +81,19 @@ class OverlapPiece(SeparablePiece):
             "boundary": self.boundary,
         }
 
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """The wanted blocks and their neighbours."""
-        if self.wanted is None:
-            return (tuple(self.source.indices),)
-        around: list[list[set[int]]] = []  # for each axis the neighbours of each of its chunks
+    @property
+    def under(self) -> list[list[set[int]]]:
+        """Each chunk and its neighbours."""
+        found = []
         for count, depth, kind in zip(self.source.grid, self.depth, self.boundary, strict=True):
             ghost = enumerate(ghosts(count, depth, kind if kind == "periodic" else None))
-            around.append(
+            found.append(
                 [
                     {at, (at - bool(before)) % count, (at + bool(after)) % count}
                     for at, (before, after) in ghost
                 ]
             )
-        read = {
-            index
-            for at in self.wanted
-            for index in cartesian(*(axis[i] for axis, i in zip(around, at, strict=True)))
-        }
-        return (tuple(sorted(read)),)
+        return found
 
     def fault(self) -> str | None:
         """Return how the declared output differs from this one, ``None`` if it does not."""

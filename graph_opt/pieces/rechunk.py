@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from graph_opt.model.cost import Machine, dask_rechunk_seconds
-from graph_opt.model.layout import Index, common_lengths, cuts_of, spread
+from graph_opt.model.layout import cuts_of, overlaps
 from graph_opt.model.piece import SeparablePiece
 
 Axes = tuple[int, ...]
@@ -49,19 +47,17 @@ class RechunkPiece(SeparablePiece):
         chunks = {"chunks_before": self.source.chunks, "chunks": self.output.chunks}
         return {**super().facts, "axes": self.axes, **chunks}
 
-    @cached_property
-    def staged(self) -> tuple[tuple[Index, ...], ...]:
-        """The blocks of the source with elements of a wanted block."""
-        wanted = np.zeros(self.output.grid)
-        for index in self.computed:
-            wanted[index] = 1
-        common = [
-            common_lengths(cuts_of(self.source.chunks[axis]), cuts_of(sizes)) > 0
-            for axis, sizes in zip(self.axes, self.output.chunks, strict=True)
+    @property
+    def under(self) -> list[list[list[int]]]:
+        """The chunks with elements of each chunk."""
+        chunks = zip(self.source.chunks, self.turned(self.output.chunks), strict=True)
+        return [
+            [[chunk for chunk, *_ in overlaps(before, *span)] for span in pairwise(after)]
+            for before, after in (map(cuts_of, each) for each in chunks)
         ]
-        read = spread(wanted, [matrix.astype(float) for matrix in common])
-        read = read.transpose([self.axes.index(axis) for axis in range(len(self.axes))])
-        return (tuple(tuple(index) for index in np.argwhere(read).tolist()),)
+
+    def turned(self, along: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(along[self.axes.index(axis)] for axis in range(len(self.axes)))
 
     def fault(self) -> str | None:
         """Return how the declared output differs from this one, ``None`` if it does not."""
