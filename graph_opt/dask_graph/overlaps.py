@@ -36,7 +36,7 @@ from graph_opt.dask_graph.parse import (
 )
 from graph_opt.dask_graph.readings import read_cut
 from graph_opt.model.layout import ArrayNode, Declined, Index, cuts_of
-from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece, extended
+from graph_opt.pieces.overlap import Boundary, Depth, OverlapPiece
 
 FILL = unwrapped(_broadcast_trick_inner)
 """The block function of ``full_like``."""
@@ -61,8 +61,7 @@ def match(graph: ArrayGraph, name: str) -> OverlapPiece | Declined:
         return Declined(name, "a chunk is thinner than the depth of the overlap")
     bounded = _bounded(graph, name, source, output, depth)
     piece = bounded or OverlapPiece(output, source, depth, (None,) * source.ndim, inner=(name,))
-    fault = piece.fault()
-    return piece if fault is None else Declined(name, fault)
+    return piece if piece.fits else Declined(name, "chunk sizes are unknown")
 
 
 def _depth(value: Any) -> Depth:
@@ -94,11 +93,10 @@ def _bounded(
             return None
         boundary[axis], source, layers = edge
         passed += layers
-    if not axes or last.chunks != extended(source.chunks, depth, boundary):
-        return None
     inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
     tasks = sum(map(partial(_working, graph), passed[2:]))
-    return OverlapPiece(last, source, depth, tuple(boundary), tasks, inner=inner)
+    piece = OverlapPiece(last, source, depth, tuple(boundary), tasks, inner=inner)
+    return piece if axes and piece.fits else None
 
 
 def _working(graph: ArrayGraph, name: str) -> int:

@@ -92,7 +92,7 @@ def match(graph: ArrayGraph, name: str) -> ProductPiece | Declined | None:
     else:
         loops = function is chunk_einsum and not _keywords(graph, name)["optimize"]
         piece = ContractPiece(output, left, right, subscripts, inner=inner, loops=loops)
-    if piece.fault() is not None:
+    if not piece.fits:
         return Declined(output.name, "the blocks of the result differ from those of the operands")
     return piece
 

@@ -58,7 +58,7 @@ def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
         return Declined(name, reason)
     piece = RechunkPiece(output, source, *_passes(graph, inner, nodes), inner=tuple(inner))
     # Dask may correct chunk sizes after it has created the layer, whose facts stay as they were
-    return piece if piece.fault() is None else Declined(name, "chunk sizes are unknown")
+    return piece if piece.fits else Declined(name, "chunk sizes are unknown")
 
 
 def _is_rechunk(graph: ArrayGraph, name: str) -> bool:

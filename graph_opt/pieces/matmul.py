@@ -141,20 +141,17 @@ class ProductPiece(Piece):
         kept = tuple(tuple(sorted({index[axis] for index in wanted})) for axis in axes)
         return replace(self, kept=kept)
 
-    def fault(self) -> str | None:
-        """Return how the chunks of operands and output differ, ``None`` if they do not."""
+    @property
+    def fits(self) -> bool:
+        """Whether the chunks of operands and output agree."""
         chunks: dict[str, tuple[int, ...]] = {}
-        names = "left", "right", "output"
         nodes = self.left, self.right, self.output
         letters = self.subscripts.left, self.subscripts.right, self.subscripts.output
-        for name, node, some in zip(names, nodes, letters, strict=True):
-            if len(some) != node.ndim:
-                return f"expected {len(some)} axes of {name}, got {node.ndim}"
-            for letter, sizes in zip(some, node.chunks, strict=True):
-                expected = (1,) if letter == REPEATED else chunks.setdefault(letter, sizes)
-                if sizes != expected:
-                    return f"expected chunks {expected} of {letter} in {name}, got {sizes}"
-        return None
+        return all(
+            sizes == ((1,) if letter == REPEATED else chunks.setdefault(letter, sizes))
+            for node, some in zip(nodes, letters, strict=True)
+            for letter, sizes in zip(some, node.chunks, strict=True)
+        )
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: a product and a sum for each pair of blocks."""

@@ -95,17 +95,10 @@ class OverlapPiece(SeparablePiece):
             )
         return found
 
-    def fault(self) -> str | None:
-        """Return how the declared output differs from this one, ``None`` if it does not."""
-        source, output = self.source, self.output
-        if len(self.depth) != source.ndim or len(self.boundary) != source.ndim:
-            return f"expected depth and boundary of {source.ndim} axes, got {len(self.depth)}"
-        chunks = extended(source.chunks, self.depth, self.boundary)
-        if output.chunks != chunks:
-            return f"expected chunks {chunks}, got {output.chunks}"
-        if source.dtype != output.dtype:
-            return f"expected dtype {source.dtype}, got {output.dtype}"
-        return None
+    @property
+    def fits(self) -> bool:
+        """Whether the declared chunks are those of the source with ghost cells."""
+        return self.output.chunks == extended(self.source.chunks, self.depth, self.boundary)
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask: slices and their concatenation, per block.

@@ -59,17 +59,10 @@ class RechunkPiece(SeparablePiece):
     def turned(self, along: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(along[self.axes.index(axis)] for axis in range(len(self.axes)))
 
-    def fault(self) -> str | None:
-        """Return how the declared output differs from this one, ``None`` if it does not."""
-        ndim, output = self.source.ndim, self.output
-        if sorted(self.axes) != list(range(ndim)) or output.ndim != ndim:
-            return f"expected an order of {ndim} axes, got {self.axes}"
-        shape = tuple(self.source.shape[axis] for axis in self.axes)
-        if shape != output.shape:
-            return f"expected shape {shape}, got {output.shape}"
-        if self.source.dtype != output.dtype:
-            return f"expected dtype {self.source.dtype}, got {output.dtype}"
-        return None
+    @property
+    def fits(self) -> bool:
+        """Whether source and output have one shape."""
+        return self.turned(self.output.shape) == self.source.shape
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:
         """Return tasks and seconds of plain Dask for the wanted blocks."""
