@@ -35,7 +35,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
@@ -244,13 +244,9 @@ def finish(
             whole = alone and len(keys) == region.nodes[name].blocks
             if not whole and wanted.isdisjoint(keys):
                 names |= {key: (f"{name}-{region.token}", *key[1:]) for key in keys}
-    collectives = list(_collectives(emitted))
-    ahead = waiting(graph, collectives, wanted) if collectives else None
-    names |= ahead.names if ahead else {}
-    tasks = {}
-    for key, task in graph.items():
-        new = _renamed(key, task, names)
-        tasks[names.get(key, key)] = ahead.applied(key, new) if ahead else new
+    turns, later = waiting(graph, _collectives(emitted), wanted)
+    names |= later
+    tasks = {names.get(key, key): late(key, task, names, turns) for key, task in graph.items()}
     annotated: dict[str, MaterializedLayer] = {}
     for gang, layer in layers.items():
         if layer.annotations:
@@ -270,10 +266,16 @@ def _collectives(emitted: HighLevelGraph) -> Iterator[Parts]:
             yield [(part.gang, part.turn) for part in layer.parts]
 
 
-def _renamed(key: Any, task: GraphNode, names: dict[Any, Any]) -> GraphNode:
+def late(
+    key: Key, task: GraphNode, names: Mapping[Key, Key], turns: Mapping[Key, Key]
+) -> GraphNode:
+    """Return a task with new names, which waits for its turn if it has one."""
     if key in names or not names.keys().isdisjoint(task.dependencies):
-        return task.substitute(names, names.get(key))
-    return task
+        task = task.substitute(names, names.get(key))
+    if key not in turns or not isinstance(task, Task):
+        return task
+    turn = TaskRef(turns[key])
+    return Task(task.key, after_turn, turn, task, _data_producer=task.data_producer)
 
 
 def embedded(
@@ -309,23 +311,6 @@ Parts = Sequence[tuple[Key, Key | None]]
 """The keys of the ``gang`` task and of the ``turn`` task of each part, in order."""
 
 
-class Waiting(NamedTuple):
-    """Tasks that wait for a ``turn``, by its key, and new names for all that depend on them.
-
-    The tasks have other dependencies than in a graph without parts, so they need other names.
-    """
-
-    turns: dict[Key, Key]
-    names: dict[Key, Key]
-
-    def applied(self, key: Key, task: GraphNode) -> GraphNode:
-        """Return a task, renamed already, that waits for its turn if it must."""
-        if key not in self.turns or not isinstance(task, Task):
-            return task
-        turn = TaskRef(self.turns[key])
-        return Task(task.key, after_turn, turn, task, _data_producer=task.data_producer)
-
-
 def after_turn(turn: None, block: Any) -> Any:
     """Return a block that is computed when its turn has come."""
     return block
@@ -333,8 +318,11 @@ def after_turn(turn: None, block: Any) -> Any:
 
 def waiting(
     graph: Mapping[Key, GraphNode], collectives: Iterable[Parts], wanted: AbstractSet[Key]
-) -> Waiting:
+) -> tuple[dict[Key, Key], dict[Key, Key]]:
     """Have the tasks without inputs, such as reading, wait for the part before the one before.
+
+    Returns their ``turn`` tasks, and new names for all that depend on them: these tasks have other
+    dependencies than in a graph without parts.
 
     What several parts need belongs to the first of them. Requested keys, those in ``wanted``,
     wait for nothing, since they keep their names.
@@ -352,7 +340,7 @@ def waiting(
         if key not in names:
             names[key] = _named(key, made[key])
             left += readers[key]
-    return Waiting(turns, names)
+    return turns, names
 
 
 def _made(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from dask import get
 
-from graph_opt.dask_graph.emit import UnfusedTask, Waiting, take_turn, waiting
+from graph_opt.dask_graph.emit import UnfusedTask, late, take_turn, waiting
 from graph_opt.dask_graph.internals import Alias, DataNode, GraphNode, Task, TaskRef
 
 Graph = dict[Any, GraphNode]
@@ -52,17 +52,21 @@ def sources(name: str, count: int = PARTS) -> Graph:
     return {task.key: task for task in (data, *tasks)}
 
 
-def applied(graph: Graph, found: Waiting) -> Graph:
-    tasks = {}
-    for key, task in graph.items():
-        renamed = task.substitute(found.names, found.names.get(key))
-        tasks[found.names.get(key, key)] = found.applied(key, renamed)
-    return tasks
+class Found(NamedTuple):
+    """What waits."""
+
+    turns: dict[Any, Any]
+    names: dict[Any, Any]
 
 
-def check(graph: Graph, *names: str, wanted: Any = ()) -> Waiting:
+def applied(graph: Graph, found: Found) -> Graph:
+    turns, names = found
+    return {names.get(key, key): late(key, task, names, turns) for key, task in graph.items()}
+
+
+def check(graph: Graph, *names: str, wanted: Any = ()) -> Found:
     """Check that the results stay, without cycles; return what waits."""
-    found = waiting(graph, [keys_of(name) for name in names], {*wanted})
+    found = Found(*waiting(graph, [keys_of(name) for name in names], {*wanted}))
     results = [(name, k) for name in names for k in range(PARTS)]
     assert get(applied(graph, found), results) == get(graph, results)
     return found
@@ -102,7 +106,7 @@ def test_requested_blocks_wait_for_nothing() -> None:
 def test_blocks_in_memory_wait_for_nothing() -> None:
     graph = collective("z", [[("x", k)] for k in range(PARTS)])
     graph |= {("x", k): Alias(("x", k), ("x", k)) for k in range(PARTS)}
-    assert waiting(graph, [keys_of("z")], set()) == Waiting({}, {})
+    assert waiting(graph, [keys_of("z")], set()) == ({}, {})
 
 
 def test_results_of_parts_are_used_at_once() -> None:
