@@ -318,27 +318,21 @@ class _Finder:
         once: dict[str, bool] = {}
         for name, axes in cluster.inputs:
             once[name] = once.get(name, True) and {*many} <= {*axes}
-        cuts = {name: self._followed(name, cluster) for name, each in once.items() if each}
+        cuts = {name: self._cut_of(name, cluster) for name, each in once.items() if each}
         cluster.cuts = {name: cut for name, cut in cuts.items() if cut is not None}
         cluster.cuts = self._without_thin(cluster)
-        cluster.layers.update(*(cut.layers for cut in cluster.cuts.values()))
+        cluster.layers.update(cluster.cuts)
 
-    def _followed(self, name: str, cluster: Cluster) -> Cut | None:
-        """Return how an array is cut from blocks of the same numbers, through several layers."""
-        found: Cut | None = None
-        readers = cluster.layers
-        while name not in self.requested and self.readers[name] <= readers:
-            layer = self.graph.layers[name]
-            cut = read_cut(self.arrays, name) if layer is self.arrays.layers.get(name) else None
-            if cut is None or not self._alike((name, cut.source), cluster.last):
-                break
-            grids = (self.arrays.declared(each).grid for each in (cut.source, name))
-            if cut.axes(*grids) is None:
-                break
-            found = cut if found is None else found.of(cut)
-            readers = {name}
-            name = cut.source
-        return found
+    def _cut_of(self, name: str, cluster: Cluster) -> Cut | None:
+        """Return how an array that only the cluster reads is cut from blocks of its numbers."""
+        if name in self.requested or not self.readers[name] <= cluster.layers:
+            return None
+        layer = self.graph.layers[name]
+        cut = read_cut(self.arrays, name) if layer is self.arrays.layers.get(name) else None
+        if cut is None or not self._alike((name, cut.source), cluster.last):
+            return None
+        grids = (self.arrays.declared(each).grid for each in (cut.source, name))
+        return None if cut.axes(*grids) is None else cut
 
     def _alike(self, names: Iterable[str], last: str) -> bool:
         """Whether the first of some layers can be replaced with ``last``, and all its blocks."""

@@ -266,11 +266,9 @@ Steps = tuple[tuple[Any, ...], ...]
 class Cut:
     """The blocks of an array, each a slice of one block of the array ``source``.
 
-    ``blocks`` has for each block that of the source, and how it is cut. ``layers`` are Dask's, the
-    last one first.
+    ``blocks`` has for each block that of the source, and how it is cut.
     """
 
-    layers: tuple[str, ...]
     source: str
     blocks: Mapping[Index, tuple[Index, Steps]]
 
@@ -278,14 +276,6 @@ class Cut:
     def places(self) -> dict[Index, Index]:
         """The block of the source for each block."""
         return {index: place for index, (place, _) in self.blocks.items()}
-
-    def of(self, earlier: Cut) -> Cut:
-        """Return the cut of blocks that are slices themselves."""
-        blocks = {}
-        for index, (place, steps) in self.blocks.items():
-            first, before = earlier.blocks[place]
-            blocks[index] = first, before + steps
-        return Cut(self.layers + earlier.layers, earlier.source, blocks)
 
     def axes(self, source: Sequence[int], own: Sequence[int]) -> Axes | None:
         """Return the axis with the same block number for each axis of the source.
@@ -332,7 +322,7 @@ def read_cut(arrays: ArrayGraph, name: str) -> Cut | None:
         if found is None:
             return None
         blocks[index] = found
-    return Cut((name,), other, blocks)
+    return Cut(other, blocks)
 
 
 def _followed(mapping: Mapping[Any, Any], key: Any, other: str) -> tuple[Index, Steps] | None:

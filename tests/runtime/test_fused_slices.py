@@ -33,8 +33,7 @@ PROGRAMS: dict[str, Program] = {
     "integers": lambda x, y, z: z[:, 2, 1] * z[:, -1, 0] + z[:, 0, 1],
     "new axes": lambda x, y, z: x[:, None, 1:] + y[:, None, 1:],
     "transposes": lambda x, y, z: x[:, 1:].T * y.T[1:],
-    "slices of slices": lambda x, y, z: x[:, 1:][:, 1:] * y[:, 2:],
-    "views of slices": lambda x, y, z: x[:, 1:][:, None] * y[:, 1:][:, :, None],
+    "views of slices": lambda x, y, z: (x * 2)[:, 1:][:, None] * y[:, None, 1:],
     "rows": lambda x, y, z: x[:, 1:] - x[:, 1:].mean(axis=1, keepdims=True),
     "columns": lambda x, y, z: x[::2].sum(axis=1),
 }
