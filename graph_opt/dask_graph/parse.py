@@ -76,9 +76,7 @@ class ArrayGraph:
 
     def node(self, name: str) -> ArrayNode | None:
         """Return the array of this name, ``None`` if Dask declares none."""
-        if name not in self._nodes:
-            self._nodes[name] = self._node(name)
-        return self._nodes[name]
+        return _node(self, name)
 
     def declared(self, name: str) -> ArrayNode:
         """Return the array of this name; raise LookupError if Dask declares none."""
@@ -88,26 +86,9 @@ class ArrayGraph:
         return node
 
     @cached_property
-    def _nodes(self) -> dict[str, ArrayNode | None]:
-        """Cache of :meth:`node`: every rule looks at the arrays around a layer."""
-        return {}
-
-    @cached_property
     def known(self) -> dict[tuple[Any, str], Any]:
         """Cache of :func:`once`."""
         return {}
-
-    def _node(self, name: str) -> ArrayNode | None:
-        layer = self.layers.get(name)
-        facts = getattr(layer, "collection_annotations", None) or {}
-        if facts.get("type") != "dask.array.core.Array" or _repeats(layer, facts["chunks"]):
-            return None
-        return ArrayNode(
-            name=name,
-            chunks=_chunks(layer, facts["chunks"]),
-            dtype=_spelled(facts["dtype"]),
-            container=str(facts["chunk_type"]),
-        )
 
 
 Found = TypeVar("Found")
@@ -125,6 +106,20 @@ def once(function: Callable[[ArrayGraph, str], Found]) -> Callable[[ArrayGraph, 
         return found
 
     return call
+
+
+@once
+def _node(graph: ArrayGraph, name: str) -> ArrayNode | None:
+    layer = graph.layers.get(name)
+    facts = getattr(layer, "collection_annotations", None) or {}
+    if facts.get("type") != "dask.array.core.Array" or _repeats(layer, facts["chunks"]):
+        return None
+    return ArrayNode(
+        name=name,
+        chunks=_chunks(layer, facts["chunks"]),
+        dtype=_spelled(facts["dtype"]),
+        container=str(facts["chunk_type"]),
+    )
 
 
 def _repeats(layer: Layer | None, declared: Chunks) -> bool:
