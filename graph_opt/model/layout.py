@@ -23,7 +23,6 @@ Cuts = tuple[int, ...]
 Span = tuple[int, int]
 Index = tuple[int, ...]
 Chunks = tuple[tuple[int, ...], ...]
-Lengths = np.ndarray[Any, np.dtype[np.float64]]
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 
 BFLOAT16 = "bfloat16"
@@ -333,11 +332,3 @@ class Layout(Blocked):
             raise ValueError(f"expected axes to order {self.ndim} axes, got {tuple(axes)}")
         owners = np.reshape(self.owners, self.grid).transpose(axes)
         return Layout(tuple(self.cuts[axis] for axis in axes), tuple(owners.ravel().tolist()))
-
-
-def common_lengths(source: Cuts, target: Cuts) -> Lengths:
-    """Return the common length of each target chunk (rows) and each source chunk (columns)."""
-    (s, t) = (np.asarray(cuts, float) for cuts in (source, target))
-    start = np.maximum(t[:-1, None], s[None, :-1])
-    stop = np.minimum(t[1:, None], s[None, 1:])
-    return np.maximum(stop - start, 0.0)

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from itertools import product as cartesian
 from typing import Any
 
@@ -16,9 +17,9 @@ from graph_opt.model.layout import (
     Cuts,
     Index,
     Span,
-    common_lengths,
     counted,
     cuts_of,
+    overlaps,
 )
 from graph_opt.model.piece import Piece
 
@@ -135,7 +136,8 @@ def _overlaps(exchange: Any) -> int:
     """Return the number of pairs of blocks, before and after, with common elements."""
     pairs = zip(exchange.source, exchange.target, strict=True)
     return math.prod(
-        int((common_lengths(cuts_of(before), cuts_of(after)) > 0).sum()) for before, after in pairs
+        sum(len([*overlaps(before, *span)]) for span in pairwise(after))
+        for before, after in (map(cuts_of, pair) for pair in pairs)
     )
 
 
