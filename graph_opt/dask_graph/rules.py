@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from graph_opt.dask_graph import overlaps, products, rechunks
@@ -55,22 +54,20 @@ RULES = (
 """All rules."""
 
 
-def find(graph: ArrayGraph, rules: Iterable[Rule] = RULES) -> Matches:
+def find(graph: ArrayGraph) -> Matches:
     """Try each rule on the layers at which its pieces start."""
-    known: defaultdict[str, list[Rule]] = defaultdict(list)
-    for rule in rules:
-        known[rule.start].append(rule)
+    known = {rule.start: rule for rule in RULES}
     pieces: list[Piece] = []
     declined: list[Declined] = []
     for name, layer in graph.layers.items():
         function = block_function(graph, name)
         start = full_name(type(layer) if function is None else function)
-        tried = known.get(start) or known.get(name.rpartition("-")[0]) or ()
-        for found in (rule.match(graph, name) for rule in tried):
-            if isinstance(found, Declined):
-                declined.append(found)
-            elif found is not None and any(map(graph.is_out, found.layers)):
-                declined.append(Declined(found.output.name, OPTED_OUT))
-            elif found is not None:
-                pieces.append(found)
+        rule = known.get(start) or known.get(name.rpartition("-")[0])
+        found = None if rule is None else rule.match(graph, name)
+        if isinstance(found, Declined):
+            declined.append(found)
+        elif found is not None and any(map(graph.is_out, found.layers)):
+            declined.append(Declined(found.output.name, OPTED_OUT))
+        elif found is not None:
+            pieces.append(found)
     return Matches(tuple(pieces), tuple(declined))
