@@ -27,7 +27,7 @@ WORKERS, SIDE, CHUNK, STEPS, PIPELINED = 4, 64, 16, 10, 200
 def seconds(function: Callable[[], Any], repetitions: int) -> list[float]:
     """Return the time of each repetition, after some others."""
     found = []
-    for at in range(-3, repetitions):
+    for at in range(-min(3, repetitions), repetitions):
         start = time.perf_counter()
         function()
         if at >= 0:

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import dask
 from dask.array.core import Array
@@ -55,7 +56,7 @@ class Step:
         self._function = function
         self._donate = donate
         self._programs: dict[Any, Program | str] = {}
-        self._ranks: set[Ranks] = set()
+        self._ranks: WeakSet[Ranks] = WeakSet()  # with programs
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function; return what it returns, with arrays that stay on the workers.

@@ -271,19 +271,15 @@ class Ranks:
                     "makes": [held.number for held in made],
                 }
             )
-            call.awaited = len({0, *self._answering(program, made)})
+            pairs = zip(program.facts["results"], made, strict=True)
+            small = (held.owners for number, held in pairs if number in program.small)
+            call.awaited, call.lost = len({0}.union(*small)), False
             call.ended.clear()
             if self._ask(generation, call, *messages):
                 self._known.add(planned.digest)
                 for held in spent:
                     held.spent = True
                 return made
-
-    def _answering(self, program: Program, made: Sequence[Held]) -> Iterable[int]:
-        """Yield the ranks with blocks of small results."""
-        for number, held in zip(program.facts["results"], made, strict=True):
-            if number in program.small:
-                yield from held.owners
 
     def _results(self, call: Call, planned: Planned, generation: int) -> list[Held]:
         """Return the results of a call, of which some may be known from before a loss."""

@@ -147,9 +147,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         return self.device
 
     def members(self) -> tuple[str, ...]:
-        """Return the workers whose ranks may serve calls."""
-        running = {ws.address for ws in self.scheduler.running}
-        return by_host(address for address in self.scheduler.workers if address in running)
+        """Return the workers whose ranks serve calls: all, for each may have blocks."""
+        return by_host(self.scheduler.workers)
 
     async def session(self, caller: str, members: list[str], **terms: Any) -> None:
         """Let members serve the calls of a client; see :meth:`Epochs.serve`."""
