@@ -52,9 +52,6 @@ LOST_SECONDS = 0.2
 CONNECT_SECONDS = 10.0
 """Most seconds for a connection to a rank."""
 
-ATTEMPTS = 150
-"""Most attempts to connect."""
-
 
 @dataclass(eq=False)
 class Held:
@@ -84,12 +81,13 @@ class Held:
 class Question:
     """Messages to the ranks that so many ``awaited`` ranks have to answer; ``lost`` if they cannot.
 
-    ``nbytes`` of keys are what they have stored for Dask.
+    It has failed if there is an ``error``. ``nbytes`` of keys are what they have stored for Dask.
     """
 
     awaited: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     lost: bool = False
+    error: BaseException | None = None
     nbytes: dict[Any, int] = field(default_factory=dict)
 
     def end(self, *, lost: bool = False) -> None:
@@ -103,15 +101,13 @@ class Call(Question):
     """A call of a program.
 
     Its ``inputs`` are sources, or other calls with the places of their results, ``None`` if it
-    cannot be repeated. ``made`` are those of its results that are still referred to. It has failed
-    if there is an ``error``.
+    cannot be repeated. ``made`` are those of its results that are still referred to.
     """
 
     program: Program = field(kw_only=True)
     tokens: bytes = field(kw_only=True)
     inputs: tuple[Held | tuple[Call, int], ...] | None = field(kw_only=True)
     made: list[weakref.ref[Held]] = field(default_factory=list)
-    error: BaseException | None = None
     losses: int = 0
 
     @property
@@ -357,15 +353,39 @@ class Ranks:
         call = held.call
         assert call is not None
         while True:
-            call.ended.wait()
-            if call.error is not None:
-                raise call.error
+            self._await(call)
             if not call.lost:
                 return
             with self._lock:
                 if call.lost:
                     self._connect()
                     self._repeat(call)
+
+    def _await(self, question: Question) -> None:
+        """Wait for the answers, or until no rank makes progress for the time limit of gangs."""
+        timeout, moved, seen = self.terms["timeout"], time.monotonic(), None
+        while not question.ended.wait(timeout / 4):
+            found = self.client.sync(self._reports, timeout / 4)
+            if found != seen or any(report["calling"] for each in found for report in each or ()):
+                seen, moved = found, time.monotonic()
+            elif time.monotonic() - moved > timeout:
+                rank = found.index(None) if None in found else None
+                worker = None if rank is None else self._members[rank]
+                reason = f"no progress of a call for {timeout:g} s"
+                question.error = GangError(reason, rank, worker, "program")
+                self._lose()
+        if question.error is not None:
+            raise question.error
+
+    async def _reports(self, seconds: float) -> list[Any]:
+        """Return what each rank says of its programs, ``None`` if it does not answer in time."""
+
+        async def report(member: str) -> Any:
+            with suppress(Exception):  # any reason not to answer
+                answer = await asyncio.wait_for(self.client.rpc(member).dgpu_report(), seconds)
+                return answer["running"]
+
+        return await asyncio.gather(*map(report, self._members))
 
     def publish(self, held: Held, array: Array) -> dict[Any, Any]:
         """Make the blocks of a result known to Dask under the names of an array."""
@@ -382,7 +402,7 @@ class Ranks:
                 places = [self._members[rank] for rank in held.owners]
                 if not self._ask(held.generation, stored, message):
                     continue
-            stored.ended.wait()
+            self._await(stored)
             if not stored.lost:
                 break
         who_has = {key: [worker] for key, worker in zip(keys, places, strict=True)}
@@ -442,11 +462,10 @@ class Ranks:
 
     async def _open_connections(self) -> None:
         scheduler: Any = self.client.scheduler
-        attempts = 0
+        end = time.monotonic() + self.terms["timeout"]
         while not self._connections:
             if self.generation:  # the scheduler has to learn of a loss
                 await asyncio.sleep(LOST_SECONDS)
-            attempts += 1
             name, found = uuid4().hex, list[Any]()
             members = tuple(await scheduler.dgpu_members())
             try:
@@ -460,7 +479,7 @@ class Ranks:
             except OSError as error:
                 for connection in found:
                     connection.abort()
-                if attempts == ATTEMPTS:
+                if time.monotonic() > end:
                     raise GangError(f"could not connect to the workers: {error}") from error
                 await asyncio.sleep(LOST_SECONDS)
                 continue
@@ -510,8 +529,7 @@ class Ranks:
         except Exception as error:
             if not isinstance(error, OSError):  # else a member is lost
                 for question in self._asked.values():
-                    if isinstance(question, Call):
-                        question.error = error
+                    question.error = error
             self._lose()
         finally:
             self._sending = False

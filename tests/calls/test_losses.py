@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import dask.array as da
@@ -10,6 +12,7 @@ import pytest
 from distributed import Client
 
 import dask_dgpu as dgpu
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import eventually, host, send_signal
 
@@ -49,3 +52,19 @@ class TestCalls(Losses):
         states = client.futures.values()
         eventually(lambda: {each.status for each in [*states]} & {"cancelled", "lost"})
         np.testing.assert_allclose(host((x + 2).compute()), host(placed.compute()) + 3)
+
+    @pytest.mark.timeout(240)
+    def test_a_rank_that_hangs(self, client: Client, placed: da.Array) -> None:
+        matrix = da.tile(placed, (8, 8)).rechunk(100).persist()
+        step = dgpu.jit(lambda x: (x @ x).sum())
+        with dgpu.enable(client, **SETTINGS | {"gang_timeout": "2s"}):
+            expected = float(step(matrix))
+            victim = min(client.scheduler_info()["workers"])
+            (pid,) = client.run(os.getpid, workers=[victim]).values()
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(dgpu.errors.GangError, match="no progress of a call for 2 s"):
+                    float(step(matrix))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            np.testing.assert_allclose(float(step(matrix)), expected)
