@@ -10,11 +10,9 @@ import pytest
 
 import dask_dgpu as dgpu
 from dask_dgpu.cost import ClusterConfig
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.model.cost import FIGURES, HOST
+from tests.support.clusters import explained, facts_of
 
 FIGURE = {
     "bandwidth": 7e8,
@@ -23,7 +21,7 @@ FIGURE = {
     "float32.tall": 9e9,
     "float32.vector": 2e9,
 }
-FACTS = ClusterFacts(4, "cpu", None, hardware="4 x CPU", figures=tuple(FIGURE.items()))
+FACTS = facts_of(4, hardware="4 x CPU", figures=FIGURE)
 CONFIG = ClusterConfig(FACTS)
 
 
@@ -81,14 +79,10 @@ def test_figures_replace_defaults() -> None:
 def test_the_optimizer_decides_by_measured_figures() -> None:
     """Dask's transfers are quick enough on one cluster, and too slow on another."""
     x = da.zeros((2048, 2048), chunks=1024)
-    plain = GraphOptimizer(read({"on_error": "raise"}), ClusterFacts(4, "cpu", None))
-    task = ("task_seconds", 1e-6)
-    quick = plain.with_figures((("dask_bandwidth", 1e12), ("bandwidth", 1e6), task))
-    slow = plain.with_figures((("dask_bandwidth", 1e6), ("bandwidth", 1e12), task))
-    graph, keys = (x @ x).dask, (x @ x).__dask_keys__()
-    assert not quick.rewrite(graph, keys).pieces
-    assert len(slow.rewrite(graph, keys).pieces) == 1
-    assert plain.with_figures(()) is plain
+    quick = {"dask_bandwidth": 1e12, "bandwidth": 1e6, "task_seconds": 1e-6}
+    slow = {"dask_bandwidth": 1e6, "bandwidth": 1e12, "task_seconds": 1e-6}
+    assert not explained(x @ x, figures=quick).rewritten
+    assert len(explained(x @ x, figures=slow).rewritten) == 1
 
 
 def test_explain_says_whether_rates_are_measured() -> None:

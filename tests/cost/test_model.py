@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 
 from dask_dgpu.cost import ClusterConfig, CostModel
 from dask_dgpu.cost.model import STRATEGIES
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.present import Present
+from tests.support.clusters import explained, facts_of
 
 lengths = st.integers(0, 5000)
-MODEL = CostModel(ClusterConfig(ClusterFacts(6, "cpu", None)))
+MODEL = CostModel(ClusterConfig(facts_of(6)))
 
 
 @pytest.mark.parametrize(
@@ -49,14 +46,10 @@ def test_partial_sums_larger_than_panels_leave_panels_wide() -> None:
 
 
 def test_an_estimate_is_the_prediction_of_the_optimizer() -> None:
-    facts = ClusterFacts(4, "cpu", None)
-    model = CostModel(ClusterConfig(facts))
+    model = CostModel(ClusterConfig(facts_of(4)))
     x, y = (da.from_array(np.zeros((1024, 1024)), chunks=256, name=name) for name in "xy")
-    optimizer = GraphOptimizer(read({"when": "always", "on_error": "raise"}), facts)
-    z = x @ y
-    present = Present(lambda keys: 0, lambda keys: {key: key[1] for key in keys})
-    done = optimizer.rewrite(z.dask, z.__dask_keys__(), present)
-    ((_, predicted),) = done.regions
+    places = {(name, i, j): i for name in "xy" for i in range(4) for j in range(4)}
+    ((_, predicted),) = explained(x @ y, places=places, when="always").regions
     estimate = model.estimate_matmul(1024, 1024, 1024, chunks=4)
     assert estimate.seconds == pytest.approx(predicted.seconds)
     assert (estimate.moved_bytes, estimate.text) == (predicted.moved_bytes, predicted.text)

@@ -13,9 +13,9 @@ import pytest
 import dask_dgpu as dgpu
 
 ROOT = Path(__file__).parents[2]
-SHARE = 0.44
+SHARE = 0.57
 """Of all test functions, so many are in public files. It may only rise."""
-SHARE_OF_LINES = 0.42
+SHARE_OF_LINES = 0.52
 """The same of lines. The target is 0.6."""
 PROTOCOLS = (
     "dask_dgpu.comm.protocol",
@@ -28,6 +28,7 @@ PROTOCOLS = (
     "graph_opt.model.layout",
     "graph_opt.model.piece",
     "graph_opt.model.reader",
+    "graph_opt.model.window",
 )
 """Documented protocols: transports, operations (docs/contributing.md), and what these consist of;
 and the forms of a graph that they meet.
@@ -53,14 +54,29 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.optimizer.GraphOptimizer",
         "dask_dgpu.planner.present.Present",
     },
+    "tests/support/programs.py": {
+        "dask_dgpu.comm.local.run_local",
+        "dask_dgpu.kernels.device.HostDevice",
+        "dask_dgpu.runtime.execute.execute",
+        "dask_dgpu.runtime.plans.Owners",
+        "dask_dgpu.runtime.plans.Plans",
+        "dask_dgpu.runtime.plans.costs_of",
+        "dask_dgpu.runtime.plans.plans",
+        "dask_dgpu.runtime.prepared.Prepared",
+        "dask_dgpu.runtime.prepared.Step",
+        "dask_dgpu.runtime.prepared.prepared",
+        "dask_dgpu.runtime.ship.HEADER",
+        "graph_opt.model.names.is_gang",
+    },
+    "tests/support/recording.py": {"dask_dgpu.comm.common.even_counts"},
     "tests/support/forked.py": {
         "dask_dgpu.runtime.worker.plugin",
         "dask_dgpu.kernels.conv.host",
     },
 }
 """What helpers of public tests may import: to count tasks and opened graphs, to make kernels slow
-or fail, to explain graphs for clusters that are not there, and for workers that fork. None calls
-what a test is about.
+or fail, to explain graphs for clusters that are not there, to run programs on ranks that are
+threads, and for workers that fork.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +17,9 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.operations.operation import Blocks, Value
+from dask_dgpu.operations.operation import Blocks, Cost, Value
 from dask_dgpu.runtime.execute import execute
-from dask_dgpu.runtime.plans import Owners, Plans, plans
+from dask_dgpu.runtime.plans import Owners, Plans, costs_of, plans
 from dask_dgpu.runtime.prepared import Prepared, Step, prepared
 from dask_dgpu.runtime.program import Key, Launch, Program
 from dask_dgpu.runtime.ship import HEADER as HEADER
@@ -144,6 +144,30 @@ def run_evenly(launch: Launch, staged: Staged, size: int) -> Ran:
     """Plan and run a program whose inputs have even shares."""
     owners = even(launch.program, size)
     return run(launch, plans(launch.program, owners, size), owners, staged, size)
+
+
+@dataclass
+class Scattered:
+    """What ranks have made of an array whose input blocks lie anywhere, and what was planned."""
+
+    value: Any
+    costs: list[Cost]
+    ledgers: list[Ledger]
+
+
+def run_scattered(
+    z: da.Array, ranks: int, seed: int, room: float | None = None, **rates: Any
+) -> Scattered:
+    """Compute an array on ranks; ``rates`` replace those of the machine it is planned for."""
+    launch, staged = loaded(z, ranks)
+    machine = replace(launch.program.machine, **rates)
+    launch = replace(launch, program=replace(launch.program, machine=machine, room=room))
+    owners = scattered(launch.program, ranks, seed)
+    planned = plans(launch.program, owners, ranks)
+    with np.errstate(all="ignore"):
+        ran = run(launch, planned, owners, staged, ranks)
+    value = joined(ran.blocks, z.__dask_keys__())
+    return Scattered(value, list(costs_of(launch.program, planned).values()), ran.ledgers)
 
 
 def placed_by(launch: Launch, planned: Plans) -> dict[Key, int]:
