@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import scipy.ndimage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -209,31 +208,6 @@ def test_equals_the_reference(device: type[HostDevice], problem: Problem) -> Non
         for rank, ledger in enumerate(ledgers):
             assert ledger.bytes_sent == rounds * sum(table[rank])
             assert ledger.calls["exchange"] <= rounds
-
-
-@examples(100)
-@given(data=st.data(), dtype=st.sampled_from(["float32", "float64"]), size=st.integers(1, 7))
-def test_equals_scipy(data: st.DataObject, dtype: str, size: int) -> None:
-    ndim = data.draw(st.integers(1, 4))
-    shape = tuple(data.draw(st.sampled_from([2, 3, 5, 8])) for _ in range(ndim))
-    lengths = tuple(data.draw(st.sampled_from([1, 3])) for _ in shape)
-    weights = random(lengths, "float64", data.draw(st.integers(0, 9)))
-    boundary = data.draw(st.sampled_from(BOUNDARIES))
-    iterations = data.draw(st.integers(1, 4))
-    taps = Taps.of(weights)
-    source = data.draw(layouts(shape, st.integers(0, size - 1)))
-    machine = data.draw(st.sampled_from([HOST, CUDA]))
-    task = StencilTask(dtype, taps, (boundary,) * ndim, iterations)
-    plan = plan_sweeps(source, task, size, machine)
-    whole = random(shape, dtype, 0)
-    wanted = whole.astype("float64")
-    for _ in range(iterations):
-        if isinstance(boundary, str):
-            wanted = scipy.ndimage.correlate(wanted, weights, mode=SCIPY[boundary])
-        else:
-            wanted = scipy.ndimage.correlate(wanted, weights, mode="constant", cval=boundary)
-    result, _ = run(plan, whole)
-    close(result, wanted, taps, iterations)
 
 
 def even_plan(

@@ -111,8 +111,14 @@ def convolutions(draw: st.DrawFn) -> Case:
     return z, conv2d_reference(images, weight, None, **options)
 
 
-RATES = st.fixed_dictionaries({"one_sided": st.booleans(), "latency": st.sampled_from([1e-4, 1.0])})
-"""Of machines that prefer few messages or small ones, and read each other's memory or not."""
+RATES = st.fixed_dictionaries(
+    {
+        "one_sided": st.booleans(),
+        "latency": st.sampled_from([1e-4, 1.0]),
+        "flops": st.sampled_from([1.0, 1e11]),
+    }
+)
+"""Of machines that prefer few messages or little work, and read each other's memory or not."""
 PLACES = st.tuples(st.integers(1, 7), st.integers(0, 99), st.sampled_from([None, 1e9]))
 """Ranks, a seed for the rank of each block, and the free bytes on a rank."""
 

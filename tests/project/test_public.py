@@ -13,9 +13,9 @@ import pytest
 import dask_dgpu as dgpu
 
 ROOT = Path(__file__).parents[2]
-SHARE = 0.57
+SHARE = 0.575
 """Of all test functions, so many are in public files. It may only rise."""
-SHARE_OF_LINES = 0.52
+SHARE_OF_LINES = 0.53
 """The same of lines. The target is 0.6."""
 PROTOCOLS = (
     "dask_dgpu.comm.protocol",
@@ -54,6 +54,15 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.optimizer.GraphOptimizer",
         "dask_dgpu.planner.present.Present",
     },
+    "tests/support/lanes.py": {
+        "dask_dgpu.kernels.device.HostDevice",
+        "dask_dgpu.kernels.gemm",
+        "dask_dgpu.kernels.pack",
+        "dask_dgpu.kernels.pack.InMessage",
+        "dask_dgpu.kernels.pack.Pieces",
+        "dask_dgpu.runtime.execute.Rank",
+        "dask_dgpu.runtime.tasks",
+    },
     "tests/support/programs.py": {
         "dask_dgpu.comm.local.run_local",
         "dask_dgpu.kernels.device.HostDevice",
@@ -75,8 +84,8 @@ HELPERS: dict[str, set[str]] = {
     },
 }
 """What helpers of public tests may import: to count tasks and opened graphs, to make kernels slow
-or fail, to explain graphs for clusters that are not there, to run programs on ranks that are
-threads, and for workers that fork.
+or fail, to find unordered work on two lanes of a device, to explain graphs for clusters that are
+not there, to run programs on ranks that are threads, and for workers that fork.
 """
 
 
