@@ -162,14 +162,11 @@ def test_there_is_no_port_of_our_own(client: Client) -> None:
 
 
 def test_ranks_over_tcp_close_their_ports_once_connected() -> None:
-    with (
-        start_cluster("cpu", 3) as cluster,
-        Client(cluster) as client,
-        dgpu.enable(client, comm="tcp", **SETTINGS),
-    ):
-        before = ports(client, workers_only=True)
-        assert (product(0) == A @ A.T).all()
-        assert ports(client, workers_only=True) == before
+    with start_cluster("cpu", 3) as cluster, Client(cluster) as client:
+        before = ports(client, workers_only=True)  # ranks begin to connect once it is enabled
+        with dgpu.enable(client, comm="tcp", **SETTINGS):
+            assert (product(0) == A @ A.T).all()
+            assert ports(client, workers_only=True) == before
 
 
 def test_noise_on_ports_of_ucx() -> None:
