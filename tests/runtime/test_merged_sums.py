@@ -11,22 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_dgpu as dgpu
-from dask_dgpu.runtime.plans import Owners, plans
 from graph_opt.model.layout import dealt, dtype_named
 from tests.support.exact import FAMILIES, exact, family, to_nearest, within_bound
 from tests.support.profiles import examples
-from tests.support.programs import Ran, joined, loaded, run, scattered
+from tests.support.programs import Ran, joined, loaded, run_at, scattered
 
 METHODS: tuple[Any, ...] = ("compensated", "reproducible")
 WORD = 8
 
 
-def ran(z: da.Array, ranks: int, owners: Any = None) -> tuple[Any, Ran, Owners]:
+def ran(z: da.Array, ranks: int, owners: Any = None) -> tuple[Any, Ran, Any]:
     """Compute an array by ranks that have its only input; also return what they did, and places."""
     launch, staged = loaded(z, ranks)
     program = launch.program
     places = scattered(program, ranks, 1) if owners is None else (owners,)
-    found = run(launch, plans(program, places, ranks), places, staged, ranks)
+    found = run_at(launch, places, staged, ranks)
     return joined(found.blocks, z.__dask_keys__()), found, places
 
 

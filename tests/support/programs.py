@@ -140,10 +140,14 @@ def run(launch: Launch, planned: Plans, owners: Owners, staged: Staged, size: in
     return Ran(parts, ledgers)
 
 
+def run_at(launch: Launch, owners: Owners, staged: Staged, size: int) -> Ran:
+    """Plan and run a program whose inputs lie at these ranks."""
+    return run(launch, plans(launch.program, owners, size), owners, staged, size)
+
+
 def run_evenly(launch: Launch, staged: Staged, size: int) -> Ran:
     """Plan and run a program whose inputs have even shares."""
-    owners = even(launch.program, size)
-    return run(launch, plans(launch.program, owners, size), owners, staged, size)
+    return run_at(launch, even(launch.program, size), staged, size)
 
 
 @dataclass
