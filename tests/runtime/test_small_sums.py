@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import read
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.planner.predict import Prediction
-from dask_dgpu.runtime.plans import plans
-from graph_opt.model.names import label
-from tests.support.programs import ALWAYS, Ran, even, joined, launch_of, loaded, run
+from tests.support.clusters import explained
+from tests.support.programs import ALWAYS, Ran, joined, launch_of, loaded, run_evenly
 
 N, CHUNK, STEPS = 24, 6, 10
 RNG = np.random.default_rng(3)
@@ -46,26 +41,19 @@ def of_dask(function: Any) -> da.Array:
     return function(da, da.from_array(A, CHUNK), da.from_array(B, CHUNK))
 
 
-def ran(z: da.Array, ranks: int) -> tuple[Ran, int]:
-    """Run an array's program; also return the number of local steps that exchange."""
-    launch, staged = loaded(z, ranks)
-    owners = even(launch.program, ranks)
-    fixed = plans(launch.program, owners, ranks)
-    exchanging = sum(bool(making.shipments) for making in fixed.makings.values())
-    return run(launch, fixed, owners, staged, ranks), exchanging
+def ran(z: da.Array, ranks: int) -> Ran:
+    """Run an array's program on ranks with even shares."""
+    return run_evenly(*loaded(z, ranks), ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_step_of_conjugate_gradients_exchanges_twice_besides_its_product(ranks: int) -> None:
     """Two sums a step; the numbers and vectors made of them take no exchange of their own."""
     z = of_dask(gradients)
-    found, exchanging = ran(z, ranks)
-    assert exchanging == 2 * STEPS
-    alone, others = ran(of_dask(lambda xp, a, b: a @ b), ranks)
-    assert others == 0
+    found, alone = ran(z, ranks), ran(of_dask(lambda xp, a, b: a @ b), ranks)
     # small parts travel within their headers
     calls, each = (some.ledgers[0].calls["exchange"] for some in (found, alone))
-    assert calls == exchanging + STEPS * each
+    assert calls == (2 + each) * STEPS
     values = joined(found.blocks, z.__dask_keys__())
     np.testing.assert_allclose(values, gradients(np, A, B), rtol=1e-11)
 
@@ -76,7 +64,7 @@ def test_a_step_of_conjugate_gradients_exchanges_twice_besides_its_product(ranks
 def test_bits_do_not_depend_on_who_adds(function: Any, ranks: int) -> None:
     """All ranks add in Dask's order."""
     z = of_dask(function)
-    once, again = (ran(z, ranks)[0].blocks for _ in range(2))
+    once, again = (ran(z, ranks).blocks for _ in range(2))
     assert {*once} == {*again}
     assert all(once[key].tobytes() == again[key].tobytes() for key in once)
     with dgpu.enable(local_ranks=ranks, **ALWAYS):
@@ -87,22 +75,16 @@ def test_bits_do_not_depend_on_who_adds(function: Any, ranks: int) -> None:
         np.testing.assert_array_equal(found, plain, strict=True)
 
 
-def predicted(z: da.Array, latency: float) -> Prediction:
-    facts = ClusterFacts(4, "cpu", None, figures=(("latency", latency),))
-    optimizer = GraphOptimizer(read(ALWAYS), facts)
-    ((_, prediction),) = optimizer.rewrite(z.dask, z.__dask_keys__()).regions
-    return prediction
-
-
 def test_only_sums_are_predicted_to_wait_for_other_ranks() -> None:
     latency = 1.0
     z = of_dask(gradients)
-    prediction = predicted(z, latency)
+    ((_, prediction),) = explained(z, figures={"latency": latency}, when="always").regions
     launch = launch_of(z, 4)
     nodes = launch.program.numbered.items()
-    local = {label(launch.names[number]) for number, node in nodes if node.operation is None}
+    local = {launch.names[number] for number, node in nodes if node.operation is None}
+    names = {f"{word}-{token[:8]}" for word, _, token in (name.rpartition("-") for name in local)}
     waiting = [
-        step.name for step in prediction.steps if step.name in local and step.seconds >= latency
+        step.name for step in prediction.steps if step.name in names and step.seconds >= latency
     ]
     assert len(waiting) == 2 * STEPS
     assert all(name.startswith("sum-aggregate") for name in waiting)
