@@ -1,8 +1,9 @@
 """One program from a function of Dask arrays: its graph, read and planned as that of ``persist``.
 
 The function is called with stand-ins: arrays without data, and other numbers. First these note
-whether Python computes with them. Then it is called twice. If the programs differ in nothing but
-the numbers, each is an argument of the program.
+whether Python computes with them, and a profile of the call whether C does. Then it is called
+twice, with numbers that differ in sign and size. If the programs differ in nothing but the numbers,
+each is an argument of the program.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -42,6 +45,15 @@ Function = Callable[..., Any]
 
 SMALL = 1 << 16
 """Bytes of a result whose blocks come with the answer."""
+
+FACTORS = 1.0, -1000.0
+"""Of the numbers of both traces."""
+
+READERS = {"math", "cmath", "numpy"}
+"""Packages with functions in C that may read a number."""
+
+LIBRARIES = {"dask", "dask_dgpu", "graph_opt"}
+"""Packages that call these for other things."""
 
 ALONE = 1 << 20
 """Bytes of all values of a program for one rank."""
@@ -174,7 +186,9 @@ def trace(
     """
     floats = [at for at, value in enumerate(arguments) if type(value) is float]
     for free in (floats, []) if floats else ([],):
-        first, second = (_trace(function, arguments, free, planner, client) for _ in range(2))
+        first, second = (
+            _trace(function, arguments, free, factor, planner, client) for factor in FACTORS
+        )
         if first is not None and second is not None and _alike(first, second):
             return first
     raise NotOneProgramError("the function is another at each call")
@@ -193,11 +207,12 @@ def _trace(
     function: Function,
     arguments: Sequence[Any],
     free: Sequence[int],
+    factor: float,
     planner: GraphOptimizer,
     client: Client,
 ) -> Program | None:
     """Trace once; return ``None`` if the function looks at the value of a ``free`` number."""
-    given = {at: 1 + random.random() for at in free}
+    given = {at: factor * (1 + random.random()) for at in free}
     stand_ins = {
         at: _stand_in(f"dgpu-jit-{tokenize('dask_dgpu', at)}", each)
         for at, each in enumerate(arguments)
@@ -205,15 +220,15 @@ def _trace(
     }
     scalars = {at: Scalar(value) for at, value in given.items()}
     try:
-        for numbers in (scalars, given) if given else (given,):
-            known = dict(enumerate(arguments))
-            returned = function(*(known | stand_ins | numbers).values())
+        known = dict(enumerate(arguments)) | stand_ins
+        if given and _uses(function, (known | scalars).values(), scalars.values()):
+            return None
+        with np.errstate(all="ignore"):  # as roots of negative numbers
+            returned = function(*(known | given).values())
     except Exception as error:
         if given:
             return None
         raise NotOneProgramError(f"without values it fails: {error}") from error
-    if any(scalar.used for scalar in scalars.values()):
-        return None
     listed = list(returned) if isinstance(returned, tuple | list) else [returned]
     if not listed or not all(isinstance(each, Array) for each in listed):
         raise NotOneProgramError("it returns other things than Dask arrays")
@@ -246,6 +261,35 @@ def _trace(
     ]
     outputs = [results[names[number]] for number, _ in launch.program.outputs]
     return Program(launch, tuple(inputs), tuple(outputs), returned, template, tokens)
+
+
+def _uses(function: Function, arguments: Iterable[Any], scalars: Collection[Scalar]) -> bool:
+    """Whether a function computes with the value of a number, or may do so in C.
+
+    Functions of :mod:`math` and those that make NumPy's arrays read floats without asking them.
+    """
+    found = False
+
+    def look(frame: FrameType | None, event: str, called: Any) -> None:
+        nonlocal found
+        package = (getattr(called, "__module__", None) or "").partition(".")[0]
+        if event != "c_call" or package not in READERS:
+            return
+        while frame is not None and _package(frame) == "numpy":
+            frame = frame.f_back
+        found |= frame is not None and _package(frame) not in LIBRARIES
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(before)
+    return found or any(scalar.used for scalar in scalars)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _stand_in(name: str, array: Array) -> Array:

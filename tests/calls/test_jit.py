@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 from typing import Any
 
@@ -80,6 +81,10 @@ def test_dtypes_are_those_of_dask(client: Client, device: str, dtype: str) -> No
         lambda x, s: x * (2 * s),
         lambda x, s: x * np.sqrt(s),
         lambda x, s: x + 1 if s > 0.4 else x - 1,
+        lambda x, s: x + 1 if math.sqrt(s) > 0.6 else x - 1,
+        lambda x, s: x + 1 if np.array([s]).sum() > 0.4 else x - 1,
+        lambda x, s: x + 1 if np.sqrt(s) > 0.6 else x - 1,
+        lambda x, s: x + 1 if float(s) > 0.4 else x - 1,
         lambda x, s: da.full_like(x, s) + x,
         lambda x, s: [x, x + s],
         lambda x, s: (x.sum() + s, s),
