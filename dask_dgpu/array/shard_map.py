@@ -22,8 +22,8 @@ from typing import Any
 
 import cloudpickle
 import dask
+import dask.array as da
 import numpy as np
-from dask.array import blockwise
 from dask.array.core import Array
 from dask.utils import funcname
 
@@ -194,7 +194,7 @@ def expand(piece: ShardMapPiece) -> Array:
         whole = rechunked(array_of(node), tuple((n,) for n in node.shape))
         pairs += [whole, tuple(range(first, first + node.ndim))]
         first += node.ndim
-    y = blockwise(
+    y = da.blockwise(
         run_threads,
         tuple(range(output.ndim)),
         *pairs,

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import Array
-from dask.array.utils import asarray_safe
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed.client import FutureCancelledError
 
@@ -82,7 +81,7 @@ class Result(Array):
                 slice(start[at], start[at + 1]) for start, at in zip(starts, index, strict=True)
             )
             value[where] = block
-        found = asarray_safe(value, like=self._meta)
+        found = np.asarray(value, like=self._meta)
         return found[()] if not self.ndim else found
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from dask.array.core import Array
-from dask.base import tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.tokenize import tokenize
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
