@@ -35,11 +35,17 @@ class StoppedError(OSError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process finds a window."""
+    """Where another process finds a window: one of the files of a ``process``."""
 
-    path: str
+    process: int
+    file: int
     token: bytes
     slot_bytes: int
+
+    @property
+    def path(self) -> str:
+        """The path of the file, on the same host."""
+        return f"/proc/{self.process}/fd/{self.file}"
 
     @property
     def is_there(self) -> bool:
@@ -128,7 +134,7 @@ class Window:
             raise
         token = os.urandom(16)
         memory[: len(token)] = token
-        self.place = Place(f"/proc/{os.getpid()}/fd/{self._file}", token, slot_bytes)
+        self.place = Place(os.getpid(), self._file, token, slot_bytes)
         self.ring = Ring(memory, slot_bytes)
 
     def close(self) -> None:

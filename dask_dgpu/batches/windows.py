@@ -9,6 +9,7 @@ while the other empties those before, and both note in the window which slots ar
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -235,12 +236,28 @@ class Windows:
 
 
 class Mapped(dict[Place, Ring]):
-    """The windows that a worker has mapped."""
+    """The windows that a worker has mapped; it lets go of those whose client has died."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clients: dict[Place, int] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def map(self, place: Place) -> Ring:
+        """Map a window; an ``OSError`` if it is not there."""
+        found = mapped(place)
+        self._clients[place] = file = os.pidfd_open(place.process)
+        self[place] = found
+        self._loop.add_reader(file, self.let_go, place)  # readable once the process has ended
+        return found
 
     def let_go(self, place: Place) -> None:
         """Let go of a window, if it is open; what goes through it ends, and then it is unpinned."""
         if (found := self.pop(place, None)) is not None:
             found.stop()
+        if (file := self._clients.pop(place, None)) is not None:
+            self._loop.remove_reader(file)
+            os.close(file)
 
     def close(self) -> None:
         """Let go of all windows; Dask calls this when the worker closes."""
@@ -249,7 +266,9 @@ class Mapped(dict[Place, Ring]):
 
 
 def _windows(worker: Worker) -> Mapped:
-    found: Mapped = worker.extensions.setdefault(EXTENSION, Mapped())
+    if EXTENSION not in worker.extensions:
+        worker.extensions[EXTENSION] = Mapped()
+    found: Mapped = worker.extensions[EXTENSION]
     return found
 
 
@@ -273,16 +292,13 @@ def _pin(found: Ring) -> None:
 
 
 async def opened(place: Place, on_gpu: bool, *, dask_worker: Worker) -> bool:
-    """Map a window; return whether it is on this host. Let go of windows whose client is dead."""
-    windows = _windows(dask_worker)
-    for each in [each for each in windows if not each.is_there]:
-        windows.let_go(each)
+    """Map a window; return whether it is on this host."""
     try:
-        windows[place] = mapped(place)
+        found = _windows(dask_worker).map(place)
     except OSError:
         return False
     if on_gpu:
-        _pin(windows[place])
+        _pin(found)
     return True
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
@@ -140,10 +142,10 @@ def test_nothing_else_is_opened(tmp_path: Path, window: Window) -> None:
     secret.write_bytes(bytes(1000))
     file = os.open(secret, os.O_RDWR)
     with pytest.raises(OSError, match="expected a window"):
-        mapped(Place(f"/proc/{os.getpid()}/fd/{file}", bytes(16), SLOT))
+        mapped(Place(os.getpid(), file, bytes(16), SLOT))
     os.close(file)
     with pytest.raises(OSError, match="expected a window"):
-        mapped(replace(window.place, path="/proc/1234567890/fd/3"))
+        mapped(replace(window.place, process=1234567890))
 
 
 def test_no_window_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,24 +169,34 @@ class Worker:
         self.extensions: dict[str, Any] = {}
 
 
+CLIENT = f"""
+from dask_dgpu.batches.ring import Window
+window = Window({SLOT})
+print(window.place, flush=True)
+input()
+"""
+
+
 def test_a_worker_lets_go_of_windows_of_dead_clients(window: Window) -> None:
     at: Any = Worker()
 
     async def used() -> None:
-        gone, other = Window(SLOT), Window(SLOT)
-        for each in (window, gone):
-            assert await worker.opened(each.place, False, dask_worker=at)
-        windows: Mapped = at.extensions[worker.EXTENSION]
-        there = windows[gone.place]
-        gone.close()
-        assert await worker.opened(other.place, False, dask_worker=at)
-        assert list(windows) == [window.place, other.place]
+        assert await worker.opened(window.place, False, dask_worker=at)
+        with Popen([sys.executable, "-c", CLIENT], stdin=PIPE, stdout=PIPE, text=True) as client:
+            assert client.stdout is not None
+            theirs = eval(client.stdout.readline(), {"Place": Place})
+            assert await worker.opened(theirs, False, dask_worker=at)
+            windows: Mapped = at.extensions[worker.EXTENSION]
+            there = windows[theirs]
+            client.kill()
+        while theirs in windows:
+            await asyncio.sleep(0.01)
+        assert list(windows) == [window.place]
         with pytest.raises(StoppedError, match="has stopped"):
             there.move([np.zeros(100)], sends=True)
         windows.close()
         with pytest.raises(StoppedError, match="has let go"):
             await worker.taken(window.place, [], False, dask_worker=at)
-        other.close()
 
     asyncio.run(used())
 
@@ -206,5 +218,5 @@ def test_a_window_is_closed_once_nothing_goes_through_it(window: Window) -> None
 
 
 def test_a_window_of_another_host_is_not_opened() -> None:
-    place, at = Place("/proc/1234567890/fd/3", bytes(16), SLOT), Worker()
+    place, at = Place(1234567890, 3, bytes(16), SLOT), Worker()
     assert not asyncio.run(worker.opened(place, False, dask_worker=at))  # type: ignore[arg-type]
