@@ -28,6 +28,7 @@ from dask_dgpu.array.weighted_sum import weighted_sum, weighted_sum_grad
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.run import plan, run, run_many
 from dask_dgpu.calls.jit import Step, jit
+from dask_dgpu.calls.loop import fori_loop, while_loop
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health
@@ -69,6 +70,7 @@ __all__ = [
     "errors",
     "explain",
     "fft",
+    "fori_loop",
     "fuse",
     "gelu",
     "gpu_status",
@@ -93,4 +95,5 @@ __all__ = [
     "warmup",
     "weighted_sum",
     "weighted_sum_grad",
+    "while_loop",
 ]

@@ -71,23 +71,17 @@ class Step:
         for at, each in enumerate(arguments):
             if not isinstance(each, (Array, *NUMBERS)):
                 expected(f"argument {at}", "a Dask array or a number", each, TypeError)
-        planner = dask.config.get("array_optimize", None)
-        if isinstance(planner, GraphOptimizer) and planner.facts.workers:
-            from dask_dgpu.calls.result import called, ranks_of  # which need distributed
+        if (known := self.known(arguments)) is not None:
+            from dask_dgpu.calls.result import called
 
-            ranks = ranks_of(planner)
-            program = "" if ranks is None else self._program(arguments, planner, ranks)
-            if ranks is not None and not isinstance(program, str):
-                self._ranks.add(ranks)
-                results = called(ranks, program, arguments, self._donate)
-                listed = [results[each.name] for each in _listed(program.returned)]
-                return _rebuilt(program.returned, listed)
+            returned = known[1].returned
+            return rebuilt(returned, called(*known, arguments, self._donate))
         returned = self._function(*arguments)
-        return _rebuilt(returned, persist(*_listed(returned)))
+        return rebuilt(returned, persist(*listed(returned)))
 
     def lower(self, *arguments: Any) -> Explanation:
         """Return how the workers would compute a call; see :func:`explain`."""
-        return explain(*_listed(self._function(*arguments)))
+        return explain(*listed(self._function(*arguments)))
 
     def clear(self) -> None:
         """Forget all programs, here and on the workers."""
@@ -96,6 +90,20 @@ class Step:
         for ranks in self._ranks:
             ranks.forget(programs)
         self._ranks.clear()
+
+    def known(self, arguments: tuple[Any, ...]) -> tuple[Ranks, Program] | None:
+        """Return the ranks and the program of a call, ``None`` if it is persisted."""
+        planner = dask.config.get("array_optimize", None)
+        if not isinstance(planner, GraphOptimizer) or not planner.facts.workers:
+            return None
+        from dask_dgpu.calls.result import ranks_of  # which needs distributed
+
+        ranks = ranks_of(planner)
+        program = "" if ranks is None else self._program(arguments, planner, ranks)
+        if ranks is None or isinstance(program, str):
+            return None
+        self._ranks.add(ranks)
+        return ranks, program
 
     def _program(
         self, arguments: tuple[Any, ...], planner: GraphOptimizer, ranks: Ranks
@@ -194,11 +202,12 @@ def _kind(argument: Any) -> Any:
     return float if type(argument) is float else (type(argument), argument)
 
 
-def _listed(returned: Any) -> list[Any]:
+def listed(returned: Any) -> list[Any]:
+    """Return the arrays that a function has returned."""
     return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
-def _rebuilt(returned: Any, arrays: Any) -> Any:
+def rebuilt(returned: Any, arrays: Any) -> Any:
     """Return what a function has returned, with other arrays."""
     if not isinstance(returned, tuple | list):
         return arrays[0]

@@ -25,10 +25,9 @@ from dask.array.core import Array
 from dask.core import flatten
 from distributed import Client, Future, futures_of, wait
 
-from dask_dgpu.calls.trace import SMALL, Program
+from dask_dgpu.calls.trace import SMALL, Loop, Places, Program
 from dask_dgpu.errors import GangError, UndeclaredError
 from dask_dgpu.runtime.failure import opened
-from dask_dgpu.runtime.scheduler.run import Planned
 from dask_dgpu.runtime.worker.calls import Message, Outbox
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Question:
 
 @dataclass(eq=False)
 class Call(Question):
-    """A call of a program.
+    """A call of a program, or a loop of calls, of which so many are ``done`` at the end.
 
     Its ``inputs`` are sources, or other calls with the places of their results, ``None`` if it
     cannot be repeated. ``made`` are those of its results that are still referred to.
@@ -106,9 +105,11 @@ class Call(Question):
 
     program: Program = field(kw_only=True)
     tokens: bytes = field(kw_only=True)
+    loop: Loop = field(kw_only=True)
     inputs: tuple[Held | tuple[Call, int], ...] | None = field(kw_only=True)
     made: list[weakref.ref[Held]] = field(default_factory=list)
     losses: int = 0
+    done: int = 0
 
     @property
     def makers(self) -> list[tuple[Call, int]]:
@@ -206,9 +207,10 @@ class Ranks:
         program: Program,
         inputs: Sequence[Held],
         tokens: bytes,
+        loop: Loop,
         donated: Iterable[Held] = (),
     ) -> list[Held]:
-        """Call a program; return its results, which may not exist yet.
+        """Call a program, in a loop; return its results, which may not exist yet.
 
         Raises
         ------
@@ -219,7 +221,7 @@ class Ranks:
             if any(held.spent for held in inputs):
                 raise GangError("an argument was donated to an earlier call")
             lineage = tuple(h if h.call is None else (h.call, h.place) for h in inputs)
-            call = Call(program=program, tokens=tokens, inputs=lineage)
+            call = Call(program=program, tokens=tokens, inputs=lineage, loop=loop)
             found = self._submit(call, inputs, donated)
             self._remember(call)
             return found
@@ -242,7 +244,7 @@ class Ranks:
         self, call: Call, inputs: Sequence[Held], donated: Iterable[Held] = ()
     ) -> list[Held]:
         """Send a call to the ranks, whose inputs are placed or computed again if need be."""
-        program, spent = call.program, [*donated]
+        program, loop, spent = call.program, call.loop, [*donated]
         while True:
             self._connect()
             generation, all_members = self.generation, self._members
@@ -250,43 +252,56 @@ class Ranks:
             owners = tuple(held.owners for held in inputs)
             alone = program.is_tiny and not any(map(any, owners))
             members = all_members[:1] if alone else all_members
-            planned = program.planned(owners, members)
-            made = self._results(call, planned, generation)
-            messages = list[Message]()
-            if planned.digest not in self._known:
-                opening = {"op": "open", "digest": planned.digest}
-                messages.append({**opening, **planned.sent, **program.facts})
+            stages = program.stages(loop, owners, members)
+            after = stages.after(loop.most)
+            made = self._results(call, after, generation)
+            fresh = {plan.digest: plan.sent for plan in stages.plans}
+            messages: list[Message] = [
+                {"op": "open", "digest": digest, **sent, **program.facts}
+                for digest, sent in fresh.items()
+                if digest not in self._known
+            ]
             messages.append(
                 {
                     "op": "call",
-                    "digest": planned.digest,
+                    "digests": [plan.digest for plan in stages.plans],
+                    "back": stages.back,
                     "tokens": call.tokens,
                     "ranks": len(members),
                     "reads": [held.number for held in inputs],
                     "spent": [held.number for held in spent],
                     "makes": [held.number for held in made],
+                    "feeds": loop.feeds,
+                    "carry": loop.carry,
+                    "small": loop.small,
+                    "most": loop.most,
+                    "waits": loop.waits,
                 }
             )
-            pairs = zip(program.facts["results"], made, strict=True)
-            small = (held.owners for number, held in pairs if number in program.small)
-            call.awaited, call.lost = len({0}.union(*small)), False
+            small = [made[place].owners for place in loop.small]
+            call.awaited = len(members) if loop.waits else len({0}.union(*small))
+            call.lost = False
             call.ended.clear()
             if self._ask(generation, call, *messages):
-                self._known.add(planned.digest)
+                self._known |= fresh.keys()
                 for held in spent:
                     held.spent = True
+                if loop.waits and any(each != after for each in stages.owners):
+                    self._watch(call)
+                    for held, ranks in zip(made, stages.after(call.done), strict=False):
+                        held.owners = ranks
                 return made
 
-    def _results(self, call: Call, planned: Planned, generation: int) -> list[Held]:
+    def _results(self, call: Call, owners: Places, generation: int) -> list[Held]:
         """Return the results of a call, of which some may be known from before a loss."""
-        ranks, found = iter(planned.ranks), list[Held]()
+        found = list[Held]()
         known = [reference() for reference in call.made]
-        for place, (_, blocks) in enumerate(call.program.launch.program.outputs):
+        for place, ranks in enumerate(owners[: len(call.loop.like)]):
             held = known[place] if known else None
             if held is None or held.spent:
                 held = Held(self, 0, 0, (), None, call, place)
             held.number, held.generation = next(self._numbers), generation
-            held.owners = tuple(next(ranks) for _ in blocks)
+            held.owners = ranks
             found.append(held)
         call.made = [weakref.ref(held) for held in found]
         return found
@@ -362,20 +377,38 @@ class Ranks:
                     self._repeat(call)
 
     def _await(self, question: Question) -> None:
-        """Wait for the answers, or until no rank makes progress for the time limit of gangs."""
-        timeout, moved, seen = self.terms["timeout"], time.monotonic(), None
-        while not question.ended.wait(timeout / 4):
-            found = self.client.sync(self._reports, timeout / 4)
-            if found != seen or any(report["calling"] for each in found for report in each or ()):
-                seen, moved = found, time.monotonic()
-            elif time.monotonic() - moved > timeout:
-                rank = found.index(None) if None in found else None
-                worker = None if rank is None else self._members[rank]
-                reason = f"no progress of a call for {timeout:g} s"
-                question.error = GangError(reason, rank, worker, "program")
-                self._lose()
+        """Wait for the answers; raise the error if it has failed."""
+        self._watch(question)
         if question.error is not None:
             raise question.error
+
+    def _watch(self, question: Question) -> None:
+        """Wait for the answers, or until no rank makes progress for the time limit of gangs."""
+        timeout, moved, seen = self.terms["timeout"], time.monotonic(), None
+        try:
+            while not question.ended.wait(timeout / 4):
+                found = self.client.sync(self._reports, timeout / 4)
+                calling = any(report["calling"] for each in found for report in each or ())
+                if found != seen or calling:
+                    seen, moved = found, time.monotonic()
+                elif time.monotonic() - moved > timeout:
+                    rank = found.index(None) if None in found else None
+                    worker = None if rank is None else self._members[rank]
+                    reason = f"no progress of a call for {timeout:g} s"
+                    question.error = GangError(reason, rank, worker, "program")
+                    self._lose()
+        except BaseException:  # Ctrl-C, or what else a signal raises
+            self._end_loops()
+            raise
+
+    def _end_loops(self) -> None:
+        """End all loops that run, or wait for their turn."""
+        calls = [each for each in [*self._asked.values()] if isinstance(each, Call)]
+        loops = [call for call in calls if call.loop.most > 1]
+        for loop in loops:
+            loop.error = GangError("the loop was interrupted")
+        if loops:
+            self._lose()
 
     async def _reports(self, seconds: float) -> list[Any]:
         """Return what each rank says of its programs, ``None`` if it does not answer in time."""
@@ -570,6 +603,7 @@ class Ranks:
         else:
             question = self._asked[number]
             if isinstance(question, Call):
+                question.done = facts["done"]
                 for place, index, block in pickle.loads(facts["values"]):
                     if (held := question.made[place]()) is not None:
                         held.blocks[index] = block

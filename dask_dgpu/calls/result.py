@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed.client import FutureCancelledError
 
+from dask_dgpu.calls.jit import listed
 from dask_dgpu.calls.ranks import Held, Ranks
-from dask_dgpu.calls.trace import Program
+from dask_dgpu.calls.trace import Loop, Program
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.optimizer import GraphOptimizer
 
@@ -87,14 +89,40 @@ class Result(Array):
 
 def called(
     ranks: Ranks, program: Program, arguments: Sequence[Any], donate: Collection[int]
-) -> dict[str, Result]:
-    """Call a program; return its results by the names in its trace."""
+) -> list[Array]:
+    """Call a program; return what the function returns."""
     held = [
         _held(arguments[each] if isinstance(each, int) else each, ranks) for each in program.inputs
     ]
-    spent = [h for h, at in zip(held, program.inputs, strict=True) if at in donate]
-    made = ranks.call(program, held, program.called_with(arguments), spent)
-    return {like.name: Result(each, like) for each, like in zip(made, program.results, strict=True)}
+    returned = [each.name for each in listed(program.returned)]
+    donated = {*donate} - {program.given.get(name) for name in returned}
+    pairs = zip(held, program.inputs, strict=True)
+    spent = [each for each, at in pairs if isinstance(at, int) and at in donated]
+    made = ranks.call(program, held, program.called_with(arguments), program.once, spent)
+    results = zip(program.results, made, strict=True)
+    found: dict[str, Array] = {like.name: Result(each, like) for like, each in results}
+    found |= {name: arguments[at] for name, at in program.given.items()}
+    return [found[name] for name in returned]
+
+
+def looped(
+    ranks: Ranks, program: Program, state: Sequence[Array], most: int, *, waits: bool
+) -> list[Array]:
+    """Call a program on its results so many times; return the last of them.
+
+    If it ``waits``, its last result, or at first the last of the ``state``, says whether it goes
+    on.
+    """
+    read = [*state, *(each for each in program.inputs if not isinstance(each, int))]
+    others = count(len(state))
+    feeds = [each if isinstance(each, int) else next(others) for each in program.inputs]
+    places = {each.name: len(read) + at for at, each in enumerate(program.results)}
+    places.update(program.given)
+    carry = [places[each.name] for each in listed(program.returned)]
+    like = state[: len(state) - waits]
+    loop = Loop(tuple(feeds), tuple(carry), tuple(like), most, waits)
+    made = ranks.call(program, [_held(each, ranks) for each in read], program.tokens, loop)
+    return [Result(each, array) for each, array in zip(made, like, strict=True)]
 
 
 def ranks_of(planner: GraphOptimizer) -> Ranks | None:

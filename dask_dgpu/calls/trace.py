@@ -31,6 +31,7 @@ from dask_dgpu.planner.present import present_on
 from dask_dgpu.runtime.plans import Owners
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.scheduler.run import Planned, member_hosts
+from dask_dgpu.runtime.worker.calls import repeating
 from graph_opt.dask_graph.internals import DataNode
 from graph_opt.dask_graph.parse import is_stored
 from graph_opt.dask_graph.sent import IncomparableError, SentGraph
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Function = Callable[..., Any]
+
+Places = tuple[tuple[int, ...], ...]
+"""The ranks of the blocks of some arrays."""
 
 SMALL = 1 << 16
 """Bytes of a result whose blocks come with the answer."""
@@ -101,30 +105,70 @@ for _name in (
 Scalar.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 
+@dataclass(frozen=True)
+class Loop:
+    """Iterations of a program, a call is one: how it reads values, and the next ones it makes.
+
+    Each iteration takes its inputs from the values at ``feeds``. Then the values and the results,
+    one after the other, have the next first values at ``carry``. At the end these are ``like``
+    these arrays. It ends after ``most`` iterations, or if it ``waits``, as soon as the value behind
+    these, a number, is false.
+    """
+
+    feeds: tuple[int, ...]
+    carry: tuple[int, ...]
+    like: tuple[Array, ...]
+    most: int = 1
+    waits: bool = False
+
+    @cached_property
+    def small(self) -> tuple[int, ...]:
+        """The places of arrays whose blocks come with the answer."""
+        return tuple(at for at, array in enumerate(self.like) if array.nbytes <= SMALL)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The plans of a loop's iterations, and the owners of its first values before each.
+
+    After the last, they repeat from the one at ``back``.
+    """
+
+    plans: list[Planned]
+    owners: list[Places]
+    back: int = 0
+
+    def after(self, iterations: int) -> Places:
+        """Return the owners after so many iterations."""
+        return self.owners[repeating(iterations, len(self.owners), self.back)]
+
+
 @dataclass(eq=False)
 class Program:
     """A program, where its inputs come from and its results go, and its plans.
 
     ``inputs`` are positions of arguments, or arrays that the function refers to. ``results`` are
-    the arrays of its outputs, without data. ``returned`` is what the function returns. In the
-    ``tokens`` of the program, those of the ``scalars`` stand for these arguments, by position. A
-    program with a ``fault`` has computed blocks that differ from their declaration.
+    the arrays of its outputs, without data. ``returned`` is what the function returns: results, and
+    arguments, whose names in the trace are ``given`` with their positions. In the ``tokens`` of the
+    program, those of the ``scalars`` stand for these arguments, by position. A program with a
+    ``fault`` has computed blocks that differ from their declaration.
     """
 
     launch: Launch
     inputs: tuple[int | Array, ...]
     results: tuple[Array, ...]
     returned: Any
+    given: Mapping[str, int]
     tokens: bytes
     scalars: Mapping[int, bytes]
     plans: dict[Any, Planned] = field(default_factory=dict)
     fault: str = ""
 
     @cached_property
-    def small(self) -> tuple[int, ...]:
-        """The numbers of results whose blocks come with the answer."""
-        pairs = zip(self.launch.program.outputs, self.results, strict=True)
-        return tuple(number for (number, _), array in pairs if array.nbytes <= SMALL)
+    def once(self) -> Loop:
+        """A call, as a loop of one iteration."""
+        read, made = len(self.inputs), len(self.results)
+        return Loop(tuple(range(read)), tuple(range(read, read + made)), self.results)
 
     @cached_property
     def is_tiny(self) -> bool:
@@ -140,7 +184,6 @@ class Program:
         return {
             "names": self.launch.names,
             "results": tuple(number for number, _ in program.outputs),
-            "small": self.small,
             "places": tuple(value.blocks for value in program.inputs),
         }
 
@@ -157,6 +200,22 @@ class Program:
             size = len(members)
             self.plans[key] = Planned.of(self.launch, member_hosts(members), read, size)
         return self.plans[key]
+
+    def stages(self, loop: Loop, owners: Places, members: tuple[str, ...]) -> Stages:
+        """Return the plans of a loop's iterations, given the owners of what it reads."""
+        carried = len(loop.carry)
+        found = Stages([], [owners[:carried]])
+        while len(found.plans) < loop.most:
+            read = *found.owners[-1], *owners[carried:]
+            planned = self.planned(tuple([read[at] for at in loop.feeds]), members)
+            ranks = iter(planned.ranks)
+            made = [tuple(next(ranks) for _ in each) for _, each in self.launch.program.outputs]
+            after = tuple([[*read, *made][at] for at in loop.carry])
+            found.plans.append(planned)
+            if after in found.owners:
+                return replace(found, back=found.owners.index(after))
+            found.owners.append(after)
+        return found
 
     def called_with(self, arguments: Sequence[Any]) -> bytes:
         """Return the tokens for these arguments."""
@@ -232,7 +291,8 @@ def _trace(
     listed = list(returned) if isinstance(returned, tuple | list) else [returned]
     if not listed or not all(isinstance(each, Array) for each in listed):
         raise NotOneProgramError("it returns other things than Dask arrays")
-    results = {each.name: each for each in listed}
+    positions = {each.name: at for at, each in stand_ins.items()}
+    results = {each.name: each for each in listed if each.name not in positions}
     graph = HighLevelGraph.merge(*(each.dask for each in results.values()))
     keys = [*flatten([each.__dask_keys__() for each in results.values()])]
     captured = {
@@ -254,13 +314,12 @@ def _trace(
         launch = _launch(graph, keys, planner, client)
         template, names = launch.program.text[1], launch.names
     launch = replace(launch, names=tuple(names))
-    positions = {each.name: at for at, each in stand_ins.items()}
     inputs = [
         positions[name] if name in positions else _array(name, captured[name])
         for name in names[: len(launch.program.inputs)]
     ]
     outputs = [results[names[number]] for number, _ in launch.program.outputs]
-    return Program(launch, tuple(inputs), tuple(outputs), returned, template, tokens)
+    return Program(launch, tuple(inputs), tuple(outputs), returned, positions, template, tokens)
 
 
 def _uses(function: Function, arguments: Iterable[Any], scalars: Collection[Scalar]) -> bool:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed.core import Status
 
-from dask_dgpu.errors import CommError
+from dask_dgpu.comm.protocol import Comm
+from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.operations.operation import Blocks, container_of
 from dask_dgpu.runtime.execute import execute
@@ -44,16 +45,19 @@ Message = dict[str, Any]
 class Called:
     """A program that a client calls.
 
-    Its values have these ``names``. The ``results`` are some of these, by number, and the blocks of
-    ``small`` ones go to the client at once. It reads the blocks at these ``places`` of each input,
-    ``None`` for all.
+    Its values have these ``names``, and the ``results`` are some of these, by number. It reads the
+    blocks at these ``places`` of each input, ``None`` for all.
     """
 
     kept: Kept
     names: tuple[str, ...]
     results: tuple[int, ...]
-    small: tuple[int, ...]
     places: tuple[tuple[Index, ...] | None, ...]
+
+
+def repeating(at: int, length: int, back: int) -> int:
+    """Return the place of an entry in a list that repeats from ``back`` after its end."""
+    return at if at < length else back + (at - back) % (length - back)
 
 
 class Outbox:
@@ -189,54 +193,89 @@ class Caller:
     def _call(
         self,
         number: int,
-        digest: bytes,
+        digests: list[bytes],
+        back: int,
         tokens: bytes,
         ranks: int,
         reads: list[int],
         spent: list[int],
         makes: list[int],
+        feeds: list[int],
+        carry: list[int],
+        small: list[int],
+        most: int,
+        waits: bool,
         epoch: str,
         rank: int,
         size: int,
         **terms: Any,
     ) -> None:
-        """Run a program on arrays, of which some are ``spent``; it makes others.
+        """Run programs in a loop; see :class:`~dask_dgpu.calls.trace.Loop` and its stages.
 
-        It is for the first ``ranks``: all, or one.
+        It reads arrays, of which some are ``spent``, and makes others. It is for the first
+        ``ranks``: all, or one.
         """
-        called, plugin = self._programs[digest], self._plugin
-        blocks = [
-            {at: block for at, block in self._blocks(array) if places is None or at in places}
-            for array, places in zip(reads, called.places, strict=True)
-        ]
+        plugin = self._plugin
+        values = [dict(self._blocks(array)) for array in reads]
         self._free(spent)
         if rank >= ranks:
             return
-        todo = called.kept.prepared(tokens, rank, plugin.device)
+        first = self._programs[digests[0]]
         job = Job(
-            *(plugin.worker, f"dgpu-call-{id(self)}", number, rank, ranks, epoch, digest, tokens),
-            *(called.names, blocks, [], True, False),
+            *(plugin.worker, f"dgpu-call-{id(self)}", number, rank, ranks, epoch, digests[0]),
+            *(tokens, first.names, [], [], True, False),
         )
         plugin.jobs[job.key, number] = job
+        done = 0
         try:
             where = epoch if ranks == size else "alone"
             comm = plugin.member.join(where, rank, ranks, patient=True, **terms)
             job.phase = IN_PROGRAM
-            found = execute(todo, called.names, comm, plugin.member.device, blocks, job)
+            while done < most and (not waits or self._goes_on(values[len(makes)], comm)):
+                if self._closed:
+                    raise CommAbortedError("the client has left")
+                called = self._programs[digests[repeating(done, len(digests), back)]]
+                given = [
+                    {at: values[feed][at] for at in values[feed] if places is None or at in places}
+                    for feed, places in zip(feeds, called.places, strict=True)
+                ]
+                done += 1
+                for at in range(len(carry) if done < most else len(values)):
+                    if at not in carry:  # so that it can be freed
+                        values[at] = {}
+                todo = called.kept.prepared(tokens, rank, plugin.device)
+                found = execute(todo, called.names, comm, plugin.member.device, given, job)
+                made: dict[str, Blocks] = {called.names[value]: {} for value in called.results}
+                for (name, *index), block in found.items():
+                    made[name][tuple(index)] = block
+                results = *values, *made.values()
+                values[: len(carry)] = [results[at] for at in carry]
+                job.spans.clear()
         finally:
             del plugin.jobs[job.key, number]
-        made: dict[str, Blocks] = {called.names[value]: {} for value in called.results}
-        for (name, *index), block in found.items():
-            made[name][tuple(index)] = block
-        self._arrays.update(zip(makes, made.values(), strict=True))
-        values = [
+        self._arrays.update(zip(makes, values, strict=False))
+        blocks = [
             (place, index, self._on_host(block))
-            for place, value in enumerate(called.results)
-            if value in called.small
-            for index, block in made[called.names[value]].items()
+            for place in small
+            for index, block in values[place].items()
         ]
-        if values or rank == 0:
-            self._send({"op": "done", "number": number, "values": pickle.dumps(values)})
+        if blocks or rank == 0 or waits:
+            facts = {"number": number, "done": done, "values": pickle.dumps(blocks)}
+            self._send({"op": "done", **facts})
+
+    def _goes_on(self, wanted: Blocks, comm: Comm) -> bool:
+        """Return on all ranks the number that one of them has."""
+        own = any(bool(self._on_host(block)) for block in wanted.values())
+        if comm.size == 1:
+            return own
+        device = self._plugin.member.device
+        with device.computing():
+            flag = device.zeros((1,), "int32")
+            flag[...] = own
+            comm.all_reduce(flag, "max").wait()
+            goes_on = bool(device.to_host(flag)[0])
+        comm.check()
+        return goes_on
 
     def _on_host(self, block: Any) -> Any:
         on_device = container_of(block) == CUPY
