@@ -148,6 +148,7 @@ def _held(array: Array, ranks: Ranks) -> Held:
     if isinstance(array, Result) and array.held.ranks is ranks:
         return array.held
     held: Held | None = vars(array).get(NAME)
-    if held is None or held.ranks is not ranks:
+    source = None if held is None else held.source
+    if held is None or held.ranks is not ranks or source is None or source.name != array.name:
         held = vars(array)[NAME] = ranks.adopt(array)
     return held
