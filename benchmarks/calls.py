@@ -1,7 +1,7 @@
 """Calls of programs that stay on the ranks: by ``jit``, and as unmodified Dask code.
 
 An empty program, also pipelined; a product of 64 x 64; and ten steps of conjugate gradients with
-one number read in each.
+one number read in each, and by ``while_loop``.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int
     empty, product = wrap(lambda x: x + 1), wrap(lambda x: (x @ x).sum())
     square = wrap(lambda x: x @ x)
 
-    @wrap
-    def step(x: Any, r: Any, p: Any, rs: Any) -> Any:
+    def iterate(x: Any, r: Any, p: Any, rs: Any) -> Any:
         q = a @ p
         alpha = rs / (p @ q)
         x, r = x + alpha * p, r - alpha * q
         new = r @ r
         return x, r, r + new / rs * p, new
+
+    step = wrap(iterate)
+    goes_on, advance = dgpu.jit(lambda s: s[-1] >= 0), dgpu.jit(lambda s: iterate(*s))
 
     def pipelined(x: Any) -> None:
         for _ in range(PIPELINED):
@@ -92,6 +94,10 @@ def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int
             state = step(*state)
             float(state[-1])
 
+    def looped(b: Any) -> None:
+        start = zero, b, b, square(b)
+        float(dgpu.while_loop(goes_on, advance, start, max_iterations=STEPS)[-1])
+
     few = max(1, repetitions // 10)
     ones, matrices, vectors = (renewing(each, wrap) for each in (one, a, b))
     report.add(f"empty, {way}", seconds(lambda x: np.asarray(empty(x)), repetitions, ones))
@@ -101,6 +107,8 @@ def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int
     found = seconds(lambda x: float(product(x)), repetitions, matrices)
     report.add(f"product, {way}", found, n=SIDE)
     report.add(f"{STEPS} steps, {way}", seconds(gradients, few, vectors), n=SIDE)
+    if way == "jit":
+        report.add(f"{STEPS} steps, while_loop", seconds(looped, few, vectors), n=SIDE)
 
 
 def main() -> None:

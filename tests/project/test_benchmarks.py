@@ -65,7 +65,7 @@ def test_summa_writes_every_figure(tmp_path: Path) -> None:
 def test_calls_writes_every_figure(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "calls.py", "--quick")
     ways = [line["what"].rpartition(", ")[2] for line in lines]
-    assert ways == ["jit"] * 4 + ["dask_dgpu"] * 3 + ["dask"] * 3
+    assert ways == ["jit"] * 4 + ["while_loop"] + ["dask_dgpu"] * 3 + ["dask"] * 3
     assert all(line["median"] > 0 for line in lines)
 
 
