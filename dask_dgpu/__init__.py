@@ -29,6 +29,7 @@ from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.run import plan, run, run_many
 from dask_dgpu.calls.jit import Step, jit
 from dask_dgpu.calls.loop import fori_loop, while_loop
+from dask_dgpu.calls.solvers import cg
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health
@@ -59,6 +60,7 @@ __all__ = [
     "ShardComm",
     "Step",
     "Timeline",
+    "cg",
     "check_health",
     "conv2d",
     "cost",

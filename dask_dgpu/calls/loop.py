@@ -84,6 +84,7 @@ class Loop:
 
 def _number(value: Any, like: Array) -> Array:
     """Return a number as an array, with the blocks of another."""
+    like = like.real  # Dask warns if a complex one is like an integer
     return da.full_like(like, value, shape=(), chunks=(), dtype=np.asarray(value).dtype)
 
 
@@ -151,7 +152,7 @@ def while_loop(cond: Function, body: Function, state: Any, *, max_iterations: in
     most = integer("max_iterations", max_iterations, 0)
 
     def create(kind: Any) -> Loop:
-        goes_on, advanced = _plain(cond), _plain(body)
+        goes_on, advanced = plain(cond), plain(body)
         return Loop(
             lambda *arrays: goes_on(rebuilt(kind, arrays)),
             lambda *arrays: listed(advanced(rebuilt(kind, arrays))),
@@ -201,7 +202,7 @@ def fori_loop(n: int, body: Function, state: Any) -> Any:
     most = integer("n", n, 0)
 
     def create(kind: Any) -> Loop:
-        advanced = _plain(body)
+        advanced = plain(body)
         return Loop(None, lambda i, *arrays: [i + 1, *listed(advanced(i, rebuilt(kind, arrays)))])
 
     _, *arrays = _kept(None, body, state, create).run([0, *_numbers(state)], most)
@@ -218,7 +219,7 @@ def _numbers(state: Any) -> list[Any]:
     ]
 
 
-def _plain(function: Function) -> Function:
+def plain(function: Function) -> Function:
     """Return the function of the user that ``jit`` was called with."""
     return getattr(function, "__wrapped__", function) if isinstance(function, Step) else function
 
