@@ -57,6 +57,7 @@ class Step:
         self._donate = donate
         self._programs: dict[Any, Program | str] = {}
         self._ranks: WeakSet[Ranks] = WeakSet()  # with programs
+        self.loops: dict[Any, Any] = {}  # those of which it is the body
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function; return what it returns, with arrays that stay on the workers.
@@ -90,6 +91,9 @@ class Step:
         for ranks in self._ranks:
             ranks.forget(programs)
         self._ranks.clear()
+        for loop in self.loops.values():
+            loop.clear()
+        self.loops.clear()
 
     def known(self, arguments: tuple[Any, ...]) -> tuple[Ranks, Program] | None:
         """Return the ranks and the program of a call, ``None`` if it is persisted."""

@@ -18,9 +18,6 @@ from dask_dgpu.calls.jit import NUMBERS, Step, listed, rebuilt
 
 Function = Callable[..., Any]
 
-KEPT = "_dask_dgpu_loops"
-"""The attribute of a body from ``jit`` with its loops."""
-
 
 class Loop:
     """A loop over arrays, whose programs are kept.
@@ -55,6 +52,11 @@ class Loop:
                 break
             arrays = self._advance(*arrays[:size])
         return arrays[:size]
+
+    def clear(self) -> None:
+        """Forget the programs."""
+        self._start.clear()
+        self._advance.clear()
 
     def _started(self, *state: Any) -> list[Array]:
         """Return the state as arrays, and whether the loop goes on."""
@@ -229,8 +231,8 @@ def _kept(cond: Function | None, body: Function, state: Any, create: Callable[[A
     kind = rebuilt(state, [None] * len(listed(state)))
     if not isinstance(body, Step) or not isinstance(cond, Step | None):
         return create(kind)
-    loops = vars(body).setdefault(KEPT, {})
     key = cond, type(kind)
-    if key not in loops:
-        loops[key] = create(kind)
-    return loops[key]
+    if key not in body.loops:
+        body.loops[key] = create(kind)
+    loop: Loop = body.loops[key]
+    return loop

@@ -35,6 +35,11 @@ class Gradients:
         self.start = Step(self._started, ())
         self.loop = Loop(self._goes_on, self._advanced)
 
+    def clear(self) -> None:
+        """Forget the programs."""
+        self.start.clear()
+        self.loop.clear()
+
     def _started(self, b: Array, x: Any, rtol: float, atol: float, *matrices: Array) -> list[Array]:
         norm = _norm(b)
         if isinstance(x, Array):
@@ -190,8 +195,8 @@ def _gradients(A: Any, M: Any) -> Gradients:
     if len(steps) < sum(map(callable, (A, M))):
         return created
     key = tuple(each if isinstance(each, Step) else type(each) for each in (A, M))
-    kept: dict[Any, Gradients] = vars(steps[0]).setdefault("_dask_dgpu_cg", {})
-    return kept.setdefault(key, created)
+    found: Gradients = steps[0].loops.setdefault(key, created)
+    return found
 
 
 @functools.cache

@@ -206,6 +206,8 @@ def test_donated(placed: da.Array) -> None:
         step(x)
     with pytest.raises(dgpu.errors.GangError, match="donated"):
         (x + 1).compute()
+    same, z = dgpu.jit(lambda x: (x, x + 1), donate=0)(y)  # a result is not donated
+    np.testing.assert_allclose(host(same.compute()), host(z.compute()) - 1)
     np.testing.assert_allclose(host(y.compute()), host(placed.compute()) + 2)
     np.testing.assert_allclose(host(placed.compute()) + 1, host((placed + 1).compute()))
 

@@ -18,6 +18,7 @@ from distributed import Client
 
 import dask_dgpu as dgpu
 from tests.calls.test_jit import fail, managed, sized, tasks_of
+from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import eventually, host, send_signal
 
@@ -114,6 +115,9 @@ def test_kept_loops(placed: da.Array) -> None:
         assert float(rest) == tol / 2**n
         np.testing.assert_allclose(host(x.compute()), host(placed.compute()) + n)
     assert len(traced) == 2
+    body.clear()
+    dgpu.while_loop(cond, body, (placed, 2.0), max_iterations=50)
+    assert len(traced) == 4
 
 
 def test_loops_are_no_tasks(client: Client, placed: da.Array) -> None:
@@ -204,6 +208,17 @@ def test_a_client_that_leaves(client: Client) -> None:
     x = da.ones((600, 600), chunks=100)
     assert float(dgpu.jit(lambda x: x.sum())(x)) == 360_000
     assert float((x @ x).sum().compute()) == 600**3
+
+
+@pytest.mark.slow
+def test_loops_may_take_any_time(client: Client, sized: da.Array) -> None:
+    a = host(sized.compute())
+    with dgpu.enable(client, **SETTINGS | {"gang_timeout": "1s"}):
+        start = time.monotonic()
+        x, count = power(sized, 3000, most=10_000)
+        assert int(count) == 3000
+        assert time.monotonic() - start > 1
+    np.testing.assert_allclose(host(x.compute()), powered(a, 3000), rtol=1e-6)
 
 
 class TestLosses(Losses):
