@@ -134,6 +134,18 @@ def test_loops_are_no_tasks(client: Client, placed: da.Array) -> None:
     eventually(lambda: managed(client) <= 60)
 
 
+def test_loops_of_the_same_code_keep_one_program(placed: da.Array) -> None:
+    def programs() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "Program" for each in gc.get_objects())
+
+    int(power(placed, 2)[1])
+    before = programs()
+    for _ in range(5):
+        int(power(placed, 2)[1])
+    assert programs() <= before
+
+
 def test_what_is_not_one_program_is_persisted(placed: da.Array, caplog: Any) -> None:
     def body(state: Any) -> Any:
         noise = da.random.random(37, chunks=10)
