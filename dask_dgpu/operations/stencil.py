@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from dask_dgpu.algorithms.halo.plan import traffic
+from dask_dgpu.algorithms.redistribute import plan as redistribute
 from dask_dgpu.algorithms.stencil.jacobi import jacobi_rank
 from dask_dgpu.algorithms.stencil.plan import SweepPlan, cost, peak, plan_sweeps
 from dask_dgpu.algorithms.stencil.rank import stencil_rank
@@ -22,7 +23,10 @@ def _plan(request: Request) -> SweepPlan:
 
 
 def _cost(plan: SweepPlan, machine: Machine) -> Cost:
-    received = int(traffic(plan.halo).sum(axis=0).max())
+    received = -(-plan.task.iterations // plan.steps) * traffic(plan.halo).sum(axis=0)
+    for move in (plan.into, plan.added_into, plan.back):
+        if move is not None:
+            received += redistribute.traffic(move).sum(axis=0)
     tiles = "blocks" if plan.into is None else f"tiles {plan.tiles.grid}"
     text = f"swept in {tiles}, {counted(plan.steps, 'sweep')} an exchange"
     details: tuple[tuple[str, object], ...] = ("steps", plan.steps), ("tiles", plan.tiles.grid)
@@ -31,7 +35,7 @@ def _cost(plan: SweepPlan, machine: Machine) -> Cost:
         details += (("every", plan.every),)
     return Cost(
         seconds=cost(plan, machine),
-        moved_bytes=received * -(-plan.task.iterations // plan.steps),
+        moved_bytes=int(received.max()),
         peak_bytes=peak(plan),
         text=text,
         details=details,
