@@ -195,12 +195,23 @@ def endless(x: da.Array) -> Any:
 
 
 def interrupted(read: Callable[[], Any]) -> None:
-    """Interrupt the main thread while it reads."""
-    main = threading.main_thread().ident
-    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
+    """Interrupt the main thread while it reads, until it stops: C may clear an interrupt."""
+    main, ended = threading.main_thread().ident, threading.Event()
+
+    def interrupt() -> None:
+        while not ended.wait(1.0):
+            signal.pthread_kill(main or 0, signal.SIGINT)
+
+    def begin() -> None:
+        timer.start()
+        try:
+            read()
+        finally:
+            ended.set()
+
+    timer = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        read()
+        begin()
     timer.join()
 
 
