@@ -61,7 +61,10 @@ def test_no_iterations(placed: da.Array) -> None:
     assert float(dgpu.fori_loop(0, lambda i, s: s + 1, 2.5)) == 2.5
 
 
-@pytest.mark.parametrize("chunks", [37, (13, 37), (13, 11), (36, 20)])
+@pytest.mark.parametrize(
+    "chunks",
+    [(13, 11), *(pytest.param(x, marks=pytest.mark.slow) for x in (37, (13, 37), (36, 20)))],
+)
 def test_few_and_many_blocks(client: Client, chunks: Any) -> None:
     a = np.random.default_rng(0).random((37, 37))
     x = da.from_array(a, chunks=chunks)
