@@ -35,7 +35,7 @@ def test_operation_is_in_the_table_of_the_architecture(name: str) -> None:
     text = (ROOT / f"{path}.py").read_text()
     assert re.search(rf"from dask_dgpu\.algorithms\.{folder}[. ]", text)
     assert "dask_dgpu/kernels/" in kernels
-    assert re.search(r"tests/algorithms/test_\w+\.py", tests)
+    assert re.search(r"tests/(algorithms|operations)/test_\w+\.py", tests)
     assert "benchmarks/" in benchmark
 
 
