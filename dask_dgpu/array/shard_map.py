@@ -28,7 +28,7 @@ from dask.array.core import Array
 from dask.utils import funcname
 
 from dask_dgpu.algorithms.shard_map.comm import ShardComm
-from dask_dgpu.algorithms.shard_map.plan import ShardMapTask, shards
+from dask_dgpu.algorithms.shard_map.plan import ShardMapTask, place_of, shards
 from dask_dgpu.algorithms.shard_map.rank import called
 from dask_dgpu.arguments import (
     as_array,
@@ -216,18 +216,15 @@ def run_threads(*blocks: Block, task: ShardMapTask, cuts: tuple[Cuts, ...], resu
         shards(tuple((0, n) for n in block.shape), axis, size)
         for block, axis in zip(blocks, task.axes, strict=True)
     ]
-    lengths = shards(cuts, task.axis, size).lengths
+    whole = shards(cuts, task.axis, size)
 
     def on_rank(comm: Any) -> Block:
         local = []
         for block, axis, layout in zip(blocks, task.axes, layouts, strict=True):
-            part: list[Any] = [slice(None)] * block.ndim
-            if axis is not None:
-                part[axis] = slice(*layout.cuts[axis][comm.rank : comm.rank + 2])
-            local.append(block[tuple(part)])
-        shape = tuple(
-            along[comm.rank if axis == task.axis else 0] for axis, along in enumerate(lengths)
-        )
+            place = place_of(axis, block.ndim, comm.rank)
+            ends = (each[at : at + 2] for each, at in zip(layout.cuts, place, strict=True))
+            local.append(block[tuple(slice(*each) for each in ends)])
+        shape = whole.block_shape(place_of(task.axis, whole.ndim, comm.rank))
         ranks = ShardComm(comm, functools.partial(np.asarray, like=blocks[0]))
         return called(task, ranks, local, shape, result)
 

@@ -13,7 +13,7 @@ from dask_dgpu.algorithms.halo.gather import GatherPlan, whole_on
 from dask_dgpu.algorithms.redistribute import plan as redistribute
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan, plan_redistribute
 from graph_opt.model.cost import Machine, transfer_seconds
-from graph_opt.model.layout import Bare, Cuts, Layout, cuts_of, dtype_named, even_spans
+from graph_opt.model.layout import Bare, Cuts, Index, Layout, cuts_of, dtype_named, even_spans
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ def shards(cuts: tuple[Cuts, ...], axis: int | None, size: int) -> Layout:
         return Layout(tuple(along), (0,))
     along[axis] = (0, *(stop for _, stop in even_spans(0, cuts[axis][-1], size)))
     return Layout(tuple(along), tuple(range(size)))
+
+
+def place_of(axis: int | None, ndim: int, rank: int) -> Index:
+    """Return the place of a rank's shard; all ranks have the same whole array."""
+    return tuple(rank if at == axis else 0 for at in range(ndim))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dask_dgpu.algorithms.halo.gather import Gathered, GatherPlan
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
 from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.shard_map.comm import ShardComm
-from dask_dgpu.algorithms.shard_map.plan import ShardMapPlan, ShardMapTask
+from dask_dgpu.algorithms.shard_map.plan import ShardMapPlan, ShardMapTask, place_of
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import Device
 from graph_opt.model.layout import Index, dtype_named
@@ -31,7 +31,7 @@ def shard_map_rank(
         _shard(each, comm, device, blocks, str(at))
         for at, (each, blocks) in enumerate(zip(plan.inputs, inputs, strict=True))
     ]
-    shape = plan.shards.block_shape(_index(plan, comm.rank))
+    shape = plan.shards.block_shape(place_of(plan.task.axis, plan.shards.ndim, comm.rank))
     with device.computing():
         ranks = ShardComm(comm, device.to_device)
         found = called(plan.task, ranks, local, shape, plan.dtype)
@@ -81,11 +81,3 @@ def _shard(
         whole = Gathered(plan, comm, device, blocks, f"argument {name}").finish_whole()
     device.join()
     return whole
-
-
-def _index(plan: ShardMapPlan, rank: int) -> Index:
-    """Return the place of a rank's shard; all ranks return the same whole array."""
-    at, axis = [0] * plan.shards.ndim, plan.task.axis
-    if axis is not None:
-        at[axis] = rank
-    return tuple(at)
