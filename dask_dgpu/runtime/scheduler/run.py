@@ -351,10 +351,7 @@ class Epochs:
         OSError
             If a member is lost.
         """
-        shared = {"epoch": self.get(members, **terms), "size": len(members), **terms}
-        for rank, member in enumerate(members):
-            message = {"op": "dgpu-warm-up", "rank": rank, "part": part, "hosts": hosts, **shared}
-            send(self.scheduler, [member], message)
+        self._tell(members, terms, op="dgpu-warm-up", part=part, hosts=hosts)
 
     def serve(self, caller: str, members: tuple[str, ...], **terms: Any) -> None:
         """Let the members serve a client's calls, after the gangs that are launched by now.
@@ -364,10 +361,13 @@ class Epochs:
         OSError
             If a member is lost.
         """
-        shared = {"epoch": self.get(members, **terms), "size": len(members), **terms}
+        self._tell(members, terms, op="dgpu-session", caller=caller)
+
+    def _tell(self, members: tuple[str, ...], terms: dict[str, Any], **message: Any) -> None:
+        """Send a message to the members of an epoch, each with its rank."""
+        message |= {"epoch": self.get(members, **terms), "size": len(members), **terms}
         for rank, member in enumerate(members):
-            message = {"op": "dgpu-session", "caller": caller, "rank": rank, **shared}
-            self.scheduler.worker_send(member, message)
+            send(self.scheduler, [member], message | {"rank": rank})
 
     def discard(self, name: str, reason: str) -> None:
         """Discard an epoch."""
