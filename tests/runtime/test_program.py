@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.pencil_fft.plan import plan_pencil_fft
+from dask_dgpu.algorithms.shard_map.plan import ShardMapTask
 from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Node, Value
 from dask_dgpu.runtime.plans import costs_of, plans
@@ -85,6 +86,7 @@ TASKS = {
     "fft": (plan_pencil_fft(((0,), (0,)), "float64", ()), (0, 0), (0, 0)),
     "matmul": ((0,), (0,), None, None),
     "contract": (Subscripts("ab", "bc", "ac"), (("a", (0,)), ("c", (0,)))),
+    "shard_map": ShardMapTask(b"", "f", (0,), 0),
 }
 
 NEVER_EMPTY = ("jacobi", "stencil", "conv2d")
