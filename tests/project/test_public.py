@@ -35,6 +35,7 @@ and the forms of a graph that they meet.
 """
 PUBLIC = {*dgpu.__all__, "max", "min", "sum", "__version__"}
 HELPERS: dict[str, set[str]] = {
+    "tests/array/fft/conftest.py": {"dask_dgpu.array.fft.long_axis"},
     "tests/batches/conftest.py": {
         "dask_dgpu.batches.held",
         "dask_dgpu.batches.whole",

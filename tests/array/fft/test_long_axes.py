@@ -6,10 +6,11 @@ import dask.array as da
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.array.fft import long_axis
 from tests.array.fft.test_trigonometric import LINES, check, numbers
 from tests.array.poisson.test_poisson import BOUNDARIES
 from tests.array.poisson.test_poisson import check as check_poisson
+
+pytestmark = pytest.mark.usefixtures("long_axes")
 
 
 @pytest.mark.slow
@@ -27,10 +28,7 @@ from tests.array.poisson.test_poisson import check as check_poisson
         254,
     ],
 )
-def test_a_long_axis(
-    name: str, type_: int, ranks: int | None, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
+def test_a_long_axis(name: str, type_: int, ranks: int | None, n: int) -> None:
     for dtype in ("int16", "float32", "complex128"):
         a = numbers((2, n), dtype)
         x = da.from_array(a, chunks=(2, 40))
@@ -43,15 +41,13 @@ def test_a_long_axis(
                 check(y, a, name, type_, norm="ortho")
 
 
-def test_a_long_axis_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
+def test_a_long_axis_among_others() -> None:
     a = numbers((3, 240), "float64")
     x = da.from_array(a, chunks=(2, 40))
     check(dgpu.fft.dstn(x, s=(5, 239)), a, "dstn", s=(5, 239))
 
 
-def test_poisson(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
+def test_poisson() -> None:
     f = numbers((239,), "float64")
     for boundary in BOUNDARIES:
         u = dgpu.poisson(da.from_array(f, chunks=40), 0.5, boundary)
