@@ -13,7 +13,6 @@ from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
-from dask_dgpu.observe.explain.memory import memory_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.table import Totals
@@ -90,10 +89,8 @@ def _explained(
     optimizer = optimizer.calibrated(client)
     try:
         rewriting = optimizer.rewrite(graph, keys, present)
-        lacks, advice = advised(
-            optimizer,
-            rewriting.lacks,
-            lambda other: other.rewrite(graph, keys, present).lacks,
+        advice = advised(
+            optimizer, rewriting.lacks, lambda other: other.rewrite(graph, keys, present).lacks
         )
     except Exception as error:
         if optimizer.settings.on_error == "raise":
@@ -111,7 +108,6 @@ def _explained(
     if measured and not operations:
         operations = _made(names)
     read = [key for region, _ in regions for key in blocks_of(region)]
-    room, passes = optimizer.room(present.others(read)), rewriting.reader.in_passes_of(graph)
     return Explanation(
         True,
         rewritten,
@@ -124,9 +120,9 @@ def _explained(
         plain.seconds,
         tuple(operations),
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
-        room,
+        optimizer.room(present.others(read)),
         bool(measured),
-        memory_of(rewriting, operations, passes, lacks, advice, room, ours.seconds),
+        advice,
     )
 
 

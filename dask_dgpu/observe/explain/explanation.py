@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.cost.table import Rows, Shown
 from dask_dgpu.observe.explain.drawing import drawn
-from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Totals, table_of
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
-
-NO_GANGS = Memory((), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,8 +59,8 @@ class Explanation(Shown):
         The bytes of a rank that a gang may use, ``None`` for no limit.
     timed : bool
         Whether measured seconds were requested.
-    memory : Memory
-        The memory that each gang needs on a rank, what makes it up, and what it transfers.
+    advice : str
+        What to change if an operation is left to Dask because it does not fit; else empty.
 
     Notes
     -----
@@ -84,7 +81,7 @@ class Explanation(Shown):
     totals: Totals | None = None
     room: float | None = None
     timed: bool = False
-    memory: Memory = NO_GANGS
+    advice: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -105,7 +102,7 @@ class Explanation(Shown):
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
             ``"dask_seconds"`` of the whole graph; ``"room"``, the bytes that a gang may use on a
-            rank.
+            rank; and the ``"advice"``.
         """
         return {
             "enabled": self.enabled,
@@ -131,6 +128,7 @@ class Explanation(Shown):
             "seconds": self.seconds,
             "dask_seconds": self.dask_seconds,
             "room": self.room,
+            "advice": self.advice,
         }
 
     def to_json(self) -> str:
@@ -185,7 +183,7 @@ class Explanation(Shown):
             return [DISABLED]
         if not self.operations:
             return [] if self.failures else [NO_OPERATION]
-        lines = []
+        lines = [f"to let it fit: {self.advice}"] if self.advice else []
         if self.totals is None or self.totals.dask_tasks:
             lines.append(f"rates: {self._rates()}")
         steps = [step for run in self.runs for step in run]
