@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from dask.base import persist
 from distributed import Client, Event, futures_of, get_client, wait
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dask_dgpu.runtime import plans
 from tests.support.calls import Counting
 
 PLUGIN = "dask-dgpu"
@@ -256,3 +258,21 @@ def counted_tasks(dask_worker: Any) -> int:
 def count_tasks_no_more(dask_worker: Any) -> None:
     handle = dask_worker.stream_handlers["compute-task"].__wrapped__
     dask_worker.stream_handlers["compute-task"] = handle
+
+
+def plans_made() -> int:
+    """Number of programs that this process has planned."""
+    return plans._settled.cache_info().misses
+
+
+def compilations() -> tuple[Counter[str], Counter[str]]:
+    """Return which kernels this process compiled, and which it read from disk."""
+    from dask_dgpu.kernels.stencil import host as stencil
+    from dask_dgpu.kernels.sums import host as sums
+
+    missed, hit = Counter[str](), Counter[str]()
+    for function in (stencil.sweep_bands, sums.add_compensated):
+        name, stats = function.py_func.__name__, function.stats
+        missed += Counter({f"{name}{types}": n for types, n in stats.cache_misses.items()})
+        hit += Counter({f"{name}{types}": n for types, n in stats.cache_hits.items()})
+    return missed, hit

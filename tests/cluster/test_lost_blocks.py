@@ -13,8 +13,7 @@ import pytest
 from distributed import Client, Event, futures_of, wait
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.worker import plugin
-from graph_opt.model.names import is_gang
+from tests.cluster.faults import deliver_by_tasks, deliver_directly
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, left_over, running
 from tests.cluster.test_delivery import CHUNK, A, _gang_worker
 
@@ -29,21 +28,9 @@ def x(on_device: Callable[..., da.Array]) -> da.Array:
 @pytest.fixture
 def by_tasks(client: Client) -> Iterator[None]:
     """Have ``out`` tasks return the blocks of results, as if their workers knew these tasks."""
-    client.run(_store_only_gangs)
+    client.run(deliver_by_tasks)
     yield
-    client.run(_store_all)
-
-
-def _store_only_gangs() -> None:
-    def store(worker: Any, results: Any) -> Any:
-        return store.original(worker, {key: results[key] for key in results if is_gang(key)})
-
-    store.original = plugin.store
-    plugin.store = store
-
-
-def _store_all() -> None:
-    plugin.store = plugin.store.original
+    client.run(deliver_directly)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import wait
 
-from dask_dgpu.runtime.scheduler.run import Run
+from tests.cluster.faults import watch_plans
 from tests.cluster.observe import eventually, host, nothing_left, send_signal
 from tests.cluster.test_delivery import paused
 from tests.cluster.test_direct_losses import CHUNK, A
@@ -30,14 +30,13 @@ def test_blocks_are_lost_that_moved_to_no_member(client, cluster, on_device, mon
     last, *others = sorted(cluster.scheduler.workers)
     x = on_device(A, CHUNK).persist(workers=others)
     wait(x)
-    planned, plan = [], Run.plan
+    planned: list[Any] = []
 
-    async def slowly(run: Run, kept: Any) -> None:
+    async def slowly(run: Any) -> None:
         planned.append(run)
         await asyncio.sleep(2)
-        await plan(run, kept)
 
-    monkeypatch.setattr(Run, "plan", slowly)
+    watch_plans(monkeypatch, before=slowly)
     with paused(client, last):  # so it is no member
         z = (x @ x).persist()
         eventually(lambda: planned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,15 @@ import pytest
 from distributed import Client, Event, get_client, wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.comm import bootstrap
 from dask_dgpu.errors import DgpuError, OutOfMemoryError
-from dask_dgpu.kernels import gemm
-from dask_dgpu.runtime.again import Tried
-from dask_dgpu.runtime.scheduler.run import Run
 from tests.cluster.conftest import SETTINGS
-from tests.cluster.faults import restore_blocks
+from tests.cluster.faults import (
+    exhaust_blocks,
+    exhaust_connections,
+    restore_blocks,
+    restore_connections,
+    watch_plans,
+)
 from tests.cluster.observe import PLUGIN, eventually, host, launched_runs, nothing_left
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -32,44 +33,6 @@ SENTENCE = (
     r"(?:[\d.]+ \w+|the same, as no plan needs less); MemoryError: no room for [\w ]+; "
     r"set dgpu\.memory\.cap to less than [\d.]+ \w+"
 )
-
-
-def is_first(flag: Path) -> bool:
-    """Make a file; return whether nobody else has."""
-    try:
-        flag.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def fail(flag: Path, everywhere: bool) -> None:
-    """Have products on this worker fail until there is a file, which may be made by the first."""
-
-    @wraps(gemm.accumulate)
-    def accumulate(out: Any, a: Any, b: Any) -> None:
-        if not flag.exists() and (everywhere or is_first(flag)):
-            raise MemoryError("no room for a panel")
-        multiply(out, a, b)
-
-    multiply, gemm.accumulate = gemm.accumulate, accumulate
-
-
-def fail_to_connect(flag: Path, everywhere: bool) -> None:
-    """Have ranks on this worker that have met fail to connect, as :func:`fail` has products."""
-
-    @wraps(bootstrap._joining)
-    def failing(*args: Any) -> Callable[..., Any]:
-        join = joining(*args)
-
-        def connect(*given: Any, **more: Any) -> Any:
-            if not flag.exists() and (everywhere or is_first(flag)):
-                raise MemoryError("no room for buffers")
-            return join(*given, **more)
-
-        return connect
-
-    joining, bootstrap._joining = bootstrap._joining, failing
 
 
 def watch(dask_worker: Any) -> None:
@@ -96,7 +59,7 @@ def noted(dask_worker: Any) -> list[str]:
 
 def mend(dask_worker: Any) -> None:
     restore_blocks()
-    bootstrap._joining = getattr(bootstrap._joining, "__wrapped__", bootstrap._joining)
+    restore_connections()
     plugin = dask_worker.plugins[PLUGIN]
     vars(plugin.member).pop("release", None)
     vars(plugin.member).pop("join", None)
@@ -111,16 +74,10 @@ def flag(client: Client, tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def tried(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Tried | None]:
+def tried(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets what each run on the scheduler was planned for."""
-    found: list[Tried | None] = []
-    plan = Run.plan
-
-    async def planning(self: Run, *args: Any) -> None:
-        await plan(self, *args)
-        found.append(self.planned.tried)
-
-    monkeypatch.setattr(Run, "plan", planning)
+    found: list[Any] = []
+    watch_plans(monkeypatch, after=lambda run: found.append(run.planned.tried))
     return found
 
 
@@ -129,17 +86,11 @@ def once(
     request: pytest.FixtureRequest, client: Client, flag: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:
     """Return a function that has the next run fail, on the first rank that multiplies or on all."""
-    everywhere, plan = request.param == "all ranks", Run.plan
-
-    async def planning(self: Run, *args: Any) -> None:
-        if self.less:
-            flag.touch()
-        await plan(self, *args)
-
-    monkeypatch.setattr(Run, "plan", planning)
+    everywhere = request.param == "all ranks"
+    watch_plans(monkeypatch, before=lambda run: flag.touch() if run.less else None)
 
     def spoil() -> None:
-        client.run(fail, flag, everywhere)
+        client.run(exhaust_blocks, flag, everywhere)
 
     return spoil
 
@@ -205,7 +156,7 @@ def test_a_second_time_is_one_sentence(
     x, y = operands
     other = in_memory(A, 100)
     before = launched_runs(client)
-    client.run(fail, flag, everywhere=True)
+    client.run(exhaust_blocks, flag, everywhere=True)
     with pytest.raises(OutOfMemoryError) as caught:
         (x @ y).compute()
     error = caught.value
@@ -243,7 +194,7 @@ def test_ranks_cannot_connect(
     with dgpu.enable(client, comm="tcp" if device == "cpu" else "nccl", **SETTINGS):
         check(x @ y, A @ B)  # once they have connected, ranks do so no more
         client.run_on_scheduler(leave_all)
-        client.run(fail_to_connect, flag, everywhere=times == 2)
+        client.run(exhaust_connections, flag, everywhere=times == 2)
         before = launched_runs(client)
         tried.clear()
         if times == 1:
@@ -270,7 +221,7 @@ def test_a_second_computation_begins_anew(
     client: Client, in_memory: Any, flag: Path, tried: Any
 ) -> None:
     x, y = in_memory(A, 60), in_memory(B, (60, 50))
-    client.run(fail, flag, everywhere=True)
+    client.run(exhaust_blocks, flag, everywhere=True)
     future = client.compute(x @ y)
     wait(future)
     assert isinstance(future.exception(), OutOfMemoryError)
@@ -289,7 +240,7 @@ def test_a_second_computation_begins_anew(
 def test_others_on_the_communicator_run_too(client: Client, in_memory: Any, flag: Path) -> None:
     x, y = in_memory(A, 60), in_memory(B, (60, 50))
     check(x @ y, A @ B)
-    client.run(fail, flag, everywhere=False)
+    client.run(exhaust_blocks, flag, everywhere=False)
     found = [((x + i) @ y).persist() for i in range(4)]
     for i, each in enumerate(found):
         check(each, (A + i) @ B)
@@ -325,7 +276,7 @@ def test_functions_of_users(client: Client, on_device: Any, times: int) -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_profilers_see_the_last_run(client: Client, in_memory: Any, flag: Path, times: int) -> None:
     x, y = in_memory(A, 60), in_memory(B, (60, 50))
-    client.run(fail, flag, everywhere=times == 2)
+    client.run(exhaust_blocks, flag, everywhere=times == 2)
     with dgpu.Profiler() as prof:
         if times == 1:
             check(x @ y, A @ B)

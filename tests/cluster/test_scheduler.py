@@ -9,12 +9,9 @@ import pytest
 from distributed import wait
 
 import dask_dgpu as dgpu
-from dask_dgpu.environment import facts
-from dask_dgpu.runtime import plans as plans_module
 from tests.cluster.conftest import SETTINGS
-from tests.cluster.observe import (
-    structures,
-)
+from tests.cluster.faults import pretend_free_memory
+from tests.cluster.observe import plans_made, structures
 from tests.cluster.test_kept_programs import check
 
 pytestmark = pytest.mark.cluster
@@ -25,9 +22,6 @@ def test_only_the_scheduler_plans(client, on_device):
     shape = (71, 53)
     x, y = (on_device(np.ones(each), 20).persist() for each in (shape, shape[::-1]))
     wait([x, y])
-
-    def plans_made() -> int:
-        return plans_module._settled.cache_info().misses
 
     before, of_workers = client.run_on_scheduler(plans_made), client.run(plans_made)
     wait((x @ y).persist())
@@ -43,8 +37,7 @@ def test_structures_stay_known_when_free_memory_changes_a_little(client, in_memo
     """Each ``enable`` reads the memory of the workers anew."""
     counts, some = [], randrange(64, 127)
     for seed, change in enumerate((0, 0, 7 << 20, -3000)):
-        free = (some << 26) + (1 << 25) + change
-        monkeypatch.setattr(facts, "memory_for_blocks", lambda free=free: free)
+        pretend_free_memory((some << 26) + (1 << 25) + change, monkeypatch)
         with dgpu.enable(client, **SETTINGS):
             check(in_memory, [seed])
         counts.append(structures(client))

@@ -13,8 +13,7 @@ from distributed.scheduler import Scheduler
 
 import dask_dgpu as dgpu
 from dask_dgpu.cost import ClusterConfig
-from dask_dgpu.operations.matmul import PartProduct
-from dask_dgpu.runtime.scheduler.run import Run
+from tests.cluster.faults import watch_plans
 
 pytestmark = [
     pytest.mark.cluster,
@@ -29,14 +28,13 @@ SETTINGS = {"when": "always", "on_error": "raise"}
 
 def test_products_transforms_and_sums_on_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts: list[tuple[int, ...]] = []
-    plan = Run.plan
 
-    async def noting(run: Run, kept: Any) -> None:  # the scheduler is in this process
-        await plan(run, kept)
-        plans = run.planned.collectives.values()
-        hosts.extend(each.plan.hosts for each in plans if isinstance(each, PartProduct))
+    def note(run: Any) -> None:
+        nodes = run.launch.program.numbered
+        plans = run.planned.collectives.items()
+        hosts.extend(each.plan.hosts for at, each in plans if nodes[at].operation == "matmul")
 
-    monkeypatch.setattr(Run, "plan", noting)
+    watch_plans(monkeypatch, after=note)
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0", "host": "127.0.0.1"}}
     workers = {
         at: {"cls": "distributed.nanny.Nanny", "options": {"nthreads": 1, "host": host}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
-from tests.cluster.observe import launched_runs, nothing_left
+from tests.cluster.observe import compilations, launched_runs, nothing_left
 from tests.support.forked import METHOD
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -27,19 +26,6 @@ def test_all_workers_are_connected(client: Any) -> None:
 
     assert min(client.run(connected).values()) >= 1
     nothing_left(client)
-
-
-def compilations() -> tuple[Counter[str], Counter[str]]:
-    """Return which kernels this process compiled, and which it read from disk."""
-    from dask_dgpu.kernels.stencil import host as stencil
-    from dask_dgpu.kernels.sums import host as sums
-
-    missed, hit = Counter[str](), Counter[str]()
-    for function in (stencil.sweep_bands, sums.add_compensated):
-        name, stats = function.py_func.__name__, function.stats
-        missed += Counter({f"{name}{types}": n for types, n in stats.cache_misses.items()})
-        hit += Counter({f"{name}{types}": n for types, n in stats.cache_hits.items()})
-    return missed, hit
 
 
 @pytest.mark.slow

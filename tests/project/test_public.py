@@ -44,8 +44,18 @@ HELPERS: dict[str, set[str]] = {
     "tests/cluster/faults.py": {
         "dask_dgpu.algorithms.probe",
         "dask_dgpu.batches.whole",
+        "dask_dgpu.comm.bootstrap",
+        "dask_dgpu.environment.facts",
         "dask_dgpu.kernels.gemm",
+        "dask_dgpu.runtime.scheduler.run.Run",
+        "dask_dgpu.runtime.worker.plugin",
         "dask_dgpu.session.enable",
+        "graph_opt.model.names.is_gang",
+    },
+    "tests/cluster/observe.py": {
+        "dask_dgpu.kernels.stencil.host",
+        "dask_dgpu.kernels.sums.host",
+        "dask_dgpu.runtime.plans",
     },
     "tests/support/clusters.py": {
         "dask_dgpu.environment.facts.ClusterFacts",
@@ -84,9 +94,9 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.kernels.conv.host",
     },
 }
-"""What helpers of public tests may import: to count tasks and opened graphs, to make kernels slow
-or fail, to find unordered work on two lanes of a device, to explain graphs for clusters that are
-not there, to run programs on ranks that are threads, and for workers that fork.
+"""What helpers of public tests may import: to count tasks, plans and opened graphs, to make workers
+slow or fail, to find unordered work on two lanes of a device, to explain graphs for clusters that
+are not there, to run programs on ranks that are threads, and for workers that fork.
 """
 
 
