@@ -47,7 +47,7 @@ class TimedComm:
     all-reduce exchanges pieces, and then sends the reduced piece to all. Reads of a window count
     for the reader.
 
-    On a GPU the figures mean nothing, since streams wait instead of the host; see
+    Over NCCL the figures mean nothing, since streams wait instead of the host; see
     :mod:`dask_dgpu.comm.timed_gpu`.
     """
 

@@ -1,18 +1,10 @@
-"""Communicators that measure which part of their transfers the GPU's work hides.
+"""A communicator that measures which part of its transfers the GPU's work hides, over NCCL.
 
-Over NCCL the host never waits: events on the streams are read after the program::
+The host never waits: events on the streams are read after the program::
 
     compute lane    | product ......... | waits     | product
     NCCL's stream          |..........................|
                             hidden        exposed
-
-Over UCX it waits, and meanwhile launches nothing. The compute lane is idle once it has finished
-what was launched before: events on it tell from when to when::
-
-    host         | start  | packs | waits           | launches ...
-    compute lane | product ............ |           | product ...
-    transfer              |.........................|
-                           hidden        exposed
 """
 
 from __future__ import annotations
@@ -35,50 +27,7 @@ def _seconds(intervals: list[Interval]) -> float:
     return float(sum(cupy.cuda.get_elapsed_time(*each) for each in intervals)) / 1e3
 
 
-class LaneTimedComm(TimedComm):
-    """One rank of another communicator, whose calls it passes on; see :class:`Comm`.
-
-    ``watch`` is the device's. ``exposed`` are the seconds in which the compute lane is idle
-    because the host is in a call, or because the lane waits for another. ``hidden`` are those of
-    the transfers beyond these, by the clock of the host.
-    """
-
-    def __init__(self, comm: Comm, watch: Any) -> None:
-        super().__init__(comm)
-        self.watch = watch
-        self._noted: list[tuple[Span, Any, list[Interval]]] = []
-
-    def call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Call a method, which keeps the host waiting."""
-        begin = self.watch.compute.record()
-        try:
-            return super().call(method, *arguments)
-        finally:
-            self.watch.waits.append((begin, self.watch.compute.record()))
-
-    def note(self, span: Span) -> None:
-        """Count what happened since the last call as a span's, once :meth:`finish` is called."""
-        self._noted.append((span, self._transfers(), self.watch.waits[:]))
-        self.watch.waits.clear()
-        self.note_bytes(span)
-
-    def finish(self) -> None:
-        """Write the seconds of all spans; call it when the GPU has finished."""
-        for span, transfers, waits in self._noted:
-            span.exposed = _seconds(waits)
-            span.hidden = max(0.0, self._lasted(transfers) - span.exposed)
-        self._noted.clear()
-
-    def _transfers(self) -> Any:
-        """Return what tells the seconds of the transfers since the last call."""
-        return sum(self.take())
-
-    def _lasted(self, transfers: Any) -> float:
-        """Return the seconds of transfers, which the GPU has finished."""
-        return float(transfers)
-
-
-class StreamTimedComm(LaneTimedComm):
+class StreamTimedComm(TimedComm):
     """One rank of another communicator, whose calls it passes on; see :class:`Comm`.
 
     ``watch`` is the device's. The seconds of the compute lane's waits are ``exposed``, those of the
@@ -88,20 +37,25 @@ class StreamTimedComm(LaneTimedComm):
     """
 
     def __init__(self, comm: Comm, watch: Any) -> None:
-        super().__init__(comm, watch)
+        super().__init__(comm)
+        self.watch = watch
         self._started: list[Interval] = []
+        self._noted: list[tuple[Span, list[Interval], list[Interval]]] = []
+
+    def note(self, span: Span) -> None:
+        """Count what happened since the last call as a span's, once :meth:`finish` is called."""
+        self._noted.append((span, self._started, self.watch.waits[:]))
+        self._started = []
+        self.watch.waits.clear()
+        self.note_bytes(span)
 
     def finish(self) -> None:
         """Write the seconds of all spans; call it when the GPU has finished."""
         self.watch.observer.synchronize()
-        super().finish()
-
-    def _transfers(self) -> Any:
-        started, self._started = self._started, []
-        return started
-
-    def _lasted(self, transfers: Any) -> float:
-        return _seconds(transfers)
+        for span, transfers, waits in self._noted:
+            span.exposed = _seconds(waits)
+            span.hidden = max(0.0, _seconds(transfers) - span.exposed)
+        self._noted.clear()
 
     def call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method whose work is on the caller's stream; the host may wait in it.

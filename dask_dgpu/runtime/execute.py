@@ -45,7 +45,7 @@ class Span:
     On a GPU the work may continue after it; if the observer profiles, the times are the device's.
     ``hidden`` and ``exposed`` are the seconds of its transfers, and ``sent_bytes`` their bytes, as
     :class:`~dask_dgpu.comm.timed.TimedComm` counts them; ``None`` if the seconds are not known, as
-    on a GPU without NCCL.
+    on GPUs without NCCL and UCX.
 
     A step of a recording is ``recorded``: the number of steps, and the device's seconds of all. Its
     first step has these seconds, the others none. ``detail`` is what its operation returned besides
@@ -415,17 +415,13 @@ class Rank:
 
 def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None:
     """Return the communicator with clocks, ``None`` if nobody knows its times."""
-    if device.kind == "cpu":
+    if device.kind == "cpu" or (comm.size > 1 and transport == "ucx"):  # the host waits
         return TimedComm(comm)
-    if comm.size > 1 and transport == "nccl":
-        from dask_dgpu.comm.timed_gpu import StreamTimedComm
+    if comm.size == 1 or transport != "nccl":
+        return None
+    from dask_dgpu.comm.timed_gpu import StreamTimedComm
 
-        return StreamTimedComm(comm, device.watch())
-    if comm.size > 1 and transport == "ucx":
-        from dask_dgpu.comm.timed_gpu import LaneTimedComm
-
-        return LaneTimedComm(comm, device.watch())
-    return None
+    return StreamTimedComm(comm, device.watch())
 
 
 def _merged(work: Functions, computed: Callable[[Sequence[Index]], list[Array]]) -> Blocks:
