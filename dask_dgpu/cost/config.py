@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_flag, expected
@@ -16,8 +14,6 @@ from dask_dgpu.optimizer import enabled_optimizer
 from graph_opt.model.cost import FIGURES, Machine
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from distributed import Client
 
 UNITS = {"bandwidth": "B/s", "seconds": "s", "latency": "s"}
@@ -92,50 +88,6 @@ class ClusterConfig(Shown):
             ports=settings.limits.ports,
         )
         return cls(replace(facts, figures=tuple(figures.items())))
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> ClusterConfig:
-        """Return the configuration that :meth:`save` wrote to a file.
-
-        Parameters
-        ----------
-        path : path-like
-            The file.
-
-        Returns
-        -------
-        ClusterConfig
-            The figures, for :class:`CostModel` or :meth:`use`.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be read.
-        ValueError
-            If it is no such file.
-        """
-        try:
-            values = json.loads(Path(path).read_text())
-            values["figures"] = tuple(values["figures"].items())
-            values["hosts"] = tuple(values.get("hosts", ()))  # older files know one host
-            return cls(ClusterFacts(**values))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"expected path to be a file of ClusterConfig.save, got {str(path)!r}: {error}"
-            ) from error
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the configuration to a file, as JSON.
-
-        Parameters
-        ----------
-        path : path-like
-            The file, which is overwritten.
-        """
-        given = [each.name for each in fields(self.facts) if each.init]
-        values = {name: getattr(self.facts, name) for name in given}
-        values["figures"] = dict(self.facts.figures)
-        Path(path).write_text(json.dumps(values, indent=2) + "\n")
 
     def use(self, client: Client | None = None) -> None:
         """Let predictions on a cluster use these figures instead of its own.

@@ -1,9 +1,9 @@
-"""Figures of a cluster: stored, loaded, shown, and used by predictions."""
+"""Figures of a cluster: pickled, shown, and used by predictions."""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import dask.array as da
 import pytest
@@ -25,26 +25,11 @@ FACTS = facts_of(4, hardware="4 x CPU", figures=FIGURE)
 CONFIG = ClusterConfig(FACTS)
 
 
-def test_a_stored_configuration_comes_back(tmp_path: Path) -> None:
-    CONFIG.save(tmp_path / "rates.json")
-    loaded = ClusterConfig.load(tmp_path / "rates.json")
+def test_a_configuration_pickles() -> None:
+    loaded = pickle.loads(pickle.dumps(CONFIG))
     assert dict(loaded.facts.figures) == FIGURE
     assert loaded.machine == CONFIG.machine
     assert loaded.facts.kind == FACTS.kind
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"figures": {}, "workers": 1}', '{"figures": 3}']
-)
-def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "rates.json").write_text(text)
-    with pytest.raises(ValueError, match=r"expected path to be a file of ClusterConfig.save, got"):
-        ClusterConfig.load(tmp_path / "rates.json")
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        ClusterConfig.load(tmp_path / "rates.json")
 
 
 def test_without_a_client_there_is_nothing_to_measure() -> None:
