@@ -26,12 +26,12 @@ from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import HostDevice
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout
-from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.algorithms.test_stencil import random
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
 from tests.support.reference.elimination import direct
+from tests.support.reference.halo import Blocks, blocks_of
 from tests.support.reference.jacobi import jacobi_reference
 
 Array = Any

@@ -34,10 +34,10 @@ from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps
 from graph_opt.model.cost import CUDA, HOST
 from graph_opt.model.layout import Layout, dealt
-from tests.algorithms.test_halo import Blocks, blocks_of
 from tests.algorithms.test_redistribute import layouts
 from tests.support.profiles import examples
 from tests.support.recording import Ledger, RecordingComm
+from tests.support.reference.halo import Blocks, blocks_of
 from tests.support.reference.stencil import stencil_reference
 
 Array = Any

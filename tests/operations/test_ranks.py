@@ -74,11 +74,14 @@ def transforms(draw: st.DrawFn) -> Case:
 
 @st.composite
 def overlaps(draw: st.DrawFn) -> Case:
-    depth = draw(st.integers(1, 3))
-    shape = [depth + n for n in lengths(draw, 2, 13)]
-    whole = values(draw, tuple(shape), draw(st.sampled_from(["int32", "float64"])))
-    boundary = draw(st.sampled_from(["none", "reflect", "periodic", "nearest", 7]))
-    x = da.from_array(whole, chunks=tuple(max(depth, n // 2) for n in shape))
+    shape = [3 + n for n in lengths(draw, draw(st.integers(1, 3)), 8)]
+    axes = range(len(shape))
+    depth = {axis: draw(st.integers(0, 3)) for axis in axes}
+    depth[0] = max(1, depth[0])
+    whole = values(draw, tuple(shape), draw(st.sampled_from([*INTEGERS, *FLOATS])))
+    sides = st.sampled_from(["none", "reflect", "periodic", "nearest", 1])
+    boundary = {axis: draw(sides) for axis in axes}
+    x = da.from_array(whole, chunks=tuple(max(3, n // 2) for n in shape))
     z = da.overlap.overlap(x.persist(scheduler="sync"), depth, boundary)
     return z, z.compute(scheduler="sync")
 

@@ -15,9 +15,9 @@ from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.stencil import Taps
 from graph_opt.model.layout import Layout
-from tests.algorithms.test_halo import blocks_of, expected
 from tests.array.stencil.test_gpu import HEAT
 from tests.array.stencil.test_stencil import numbers
+from tests.support.reference.halo import blocks_of, expected
 from tests.support.reference.stencil import stencil_reference
 
 pytestmark = pytest.mark.gpu

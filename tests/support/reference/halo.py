@@ -1,40 +1,60 @@
-"""Halo exchange."""
+"""Ghost cells by NumPy's padding of the whole array."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from dask_dgpu.algorithms.halo.plan import HaloPlan
-from graph_opt.model.layout import Index
+from graph_opt.model.layout import Index, Layout
 
 Array = Any
-Blocks = Mapping[Index, Array]
+Blocks = dict[Index, Array]
+
+PAD = {"periodic": "wrap", "reflect": "symmetric", "mirror": "reflect", "nearest": "edge"}
 
 
-def halo_reference(plan: HaloPlan, blocks: Blocks) -> dict[Index, Array]:
-    """Extend all blocks of all ranks, cell after cell, in NumPy."""
-    make = np.empty if plan.corners else np.zeros
-    result = {
-        index: make(plan.target.block_shape(index), plan.dtype)
-        for index, owner in zip(plan.target.indices(), plan.target.owners, strict=True)
-        if owner >= 0
+def blocks_of(whole: Array, layout: Layout) -> Blocks:
+    """All blocks that somebody has, as views."""
+    return {
+        index: whole[
+            ..., *(slice(c[at], c[at + 1]) for c, at in zip(layout.cuts, index, strict=True))
+        ]
+        for index in layout.indices()
+        if layout.owner(index) >= 0
     }
-    cells, grid = plan.cells, plan.layout.grid
-    for cell in range(len(cells.length)):
-        which = np.array([cell])
-        names = ("at", "length", "start", "step")
-        at, length, start, step = (cells.column(name, which)[0].tolist() for name in names)
-        index = tuple(map(int, np.unravel_index(int(cells.target[cell]), grid))) if grid else ()
-        place = tuple(slice(lo, lo + n) for lo, n in zip(at, length, strict=True))
-        if cells.constant[cell] >= 0:
-            value = plan.boundary[int(cells.constant[cell])]
-            result[index][place] = np.asarray(value).astype(plan.dtype)
+
+
+def padded(whole: Array, plan: HaloPlan) -> Array:
+    """The array with all that lies beyond it, along one axis after the other."""
+    for axis, (depth, boundary) in enumerate(zip(plan.depth, plan.boundary, strict=True)):
+        width = [(0, 0)] * whole.ndim
+        width[axis] = depth
+        if boundary is None:
             continue
-        found = tuple(map(int, np.unravel_index(int(cells.source[cell]), grid))) if grid else ()
-        rows = [lo + by * np.arange(n) for lo, by, n in zip(start, step, length, strict=True)]
-        result[index][place] = blocks[found][np.ix_(*rows)] if prod(length) else 0
-    return result
+        if isinstance(boundary, str):
+            whole = np.pad(whole, width, PAD[boundary])
+        else:
+            value = np.asarray(boundary).astype(whole.dtype)
+            whole = np.pad(whole, width, constant_values=value)
+    return whole
+
+
+def expected(whole: Array, plan: HaloPlan) -> Blocks:
+    """Each extended block, cut out of the padded array."""
+    everything, found = padded(whole, plan), {}
+    for index in plan.target.indices():
+        if plan.target.owner(index) < 0:
+            continue
+        part = []
+        for along, cuts, (before, after), boundary in zip(
+            index, plan.layout.cuts, plan.depth, plan.boundary, strict=True
+        ):
+            lo, hi = cuts[along] - before, cuts[along + 1] + after
+            if boundary is None:
+                part.append(slice(max(0, lo), min(cuts[-1], hi)))
+            else:
+                part.append(slice(lo + before, hi + before))
+        found[index] = everything[..., *part]
+    return found
