@@ -29,7 +29,9 @@ from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.run import plan, run, run_many
 from dask_dgpu.calls.jit import Step, jit
 from dask_dgpu.calls.loop import fori_loop, while_loop
-from dask_dgpu.calls.solvers import cg
+from dask_dgpu.calls.solvers.cg import cg
+from dask_dgpu.calls.solvers.gmres import gmres
+from dask_dgpu.calls.solvers.lsqr import lsqr
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.observe.gpu_status import GpuStatus, gpu_status
 from dask_dgpu.observe.health import Health, check_health
@@ -75,10 +77,12 @@ __all__ = [
     "fori_loop",
     "fuse",
     "gelu",
+    "gmres",
     "gpu_status",
     "jacobi",
     "jit",
     "layer_norm",
+    "lsqr",
     "matmul",
     "mean",
     "norm",

@@ -1,0 +1,1 @@
+"""Iterative solvers of linear equations, as loops on the workers."""
