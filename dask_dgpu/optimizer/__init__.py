@@ -24,7 +24,7 @@ from dask_dgpu.planner.present import (
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import FUNCTIONS as MERGES
-from graph_opt.dask_graph.emit import TaskFunctions, embedded, finish, guarded
+from graph_opt.dask_graph.emit import TaskFunctions, answered, embedded, finish, guarded
 from graph_opt.dask_graph.parse import arrays_of
 from graph_opt.dask_graph.reader import LayerReader, Runtime
 from graph_opt.dask_graph.sent import SentGraph
@@ -74,7 +74,8 @@ class GraphOptimizer(Planner):
         wanted = _flat(keys)
         if present is not NOTHING:
             found = embedded(found, wanted, present.places)
-        return finish(found, wanted, rewriting.graph)
+        found = finish(found, wanted, rewriting.graph)
+        return found if self.facts.device == "cuda" else answered(found, wanted, tasks.out)
 
     def rewrite(
         self, graph: HighLevelGraph, keys: Any, present: Present = NOTHING

@@ -29,6 +29,7 @@ from dask_dgpu.runtime.plans import Owners, Plans, plans
 from dask_dgpu.runtime.prepared import prepared
 from dask_dgpu.runtime.program import Launch, Program, opened
 from dask_dgpu.runtime.recording import Recording
+from graph_opt.dask_graph.internals import finalize
 from graph_opt.model.layout import CUPY, dealt
 from graph_opt.model.names import GANG, STAGE, label
 
@@ -94,8 +95,10 @@ def gang(launch: Launch, *staged: list[Any]) -> Any:
     return plugin.run_gang(key, launch, staged)
 
 
-def out(handle: Any, block: Key) -> Array:
-    """Return one block of a gang's results, on the worker that computed it."""
+def out(handle: Any, block: Key, number: bool = False) -> Array:
+    """Return one block of a gang's results, on the worker that computed it; of a number a copy."""
+    if number:
+        return finalize([out(handle, block)])
     if isinstance(handle, dict):
         return handle[block]
     here = _worker_plugin(prefix="")

@@ -39,7 +39,7 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from graph_opt.dask_graph.internals import DataNode, GraphNode, List, Task, TaskRef
+from graph_opt.dask_graph.internals import DataNode, GraphNode, List, Task, TaskRef, finalize
 from graph_opt.model.names import GANG, STAGE, TURN, is_gang, is_stage, serves
 from graph_opt.model.piece import Region
 
@@ -64,7 +64,8 @@ class TaskFunctions:
     - ``stage(block, declared)``: ``declared`` is ``None`` if only Dask's own functions read it. In
       a part of a collective it has a third argument, the result of a ``turn``.
     - ``gang(program, *staged)``: one list for each input.
-    - ``out(handle, block)``: the name of the array and the index of the block.
+    - ``out(handle, block)``: the name of the array and the index of the block. With a third
+      argument it is a number that ``compute`` returns.
     """
 
     stage: Callable[..., Any]
@@ -258,6 +259,32 @@ def finish(
     annotated["rest"] = MaterializedLayer(tasks)
     every = set(annotated)
     return HighLevelGraph(annotated, {name: every - {name} for name in every})
+
+
+def answered(graph: Any, wanted: Collection[Key], out: Callable[..., Any]) -> Any:
+    """Return finished tasks in which gangs return numbers as ``compute`` does.
+
+    Dask has one more task for it, which copies the only block of the result.
+    """
+    if isinstance(graph, HighLevelGraph):
+        return graph
+    numbers = {key: task for key in wanted if (task := graph.get(key)) and _is_number(task)}
+    readers = Counter(read for task in graph.values() if numbers for read in task.dependencies)
+    found = dict(graph)
+    for key, task in numbers.items():
+        (block,) = task.dependencies
+        given = found.get(block)
+        alone = readers[block] == 1 and block not in wanted
+        if alone and isinstance(given, Task) and given.func is out:
+            del found[block]
+            found[key] = UnfusedTask(key, out, *given.args, True)
+    return found
+
+
+def _is_number(task: GraphNode) -> bool:
+    """Whether a task returns the only block of an array without axes."""
+    joins = isinstance(task, Task) and task.func is finalize and len(task.dependencies) == 1
+    return joins and all(isinstance(key, tuple) and len(key) == 1 for key in task.dependencies)
 
 
 def _collectives(emitted: HighLevelGraph) -> Iterator[Parts]:

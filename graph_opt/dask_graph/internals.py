@@ -16,7 +16,7 @@ NAMES = {
     ),
     "dask.array.chunk": "argmax argmin astype getitem linspace",
     "dask.array.core": (
-        "_concatenate2 _enforce_dtype concatenate_shaped elemwise getter getter_inline "
+        "_concatenate2 _enforce_dtype concatenate_shaped elemwise finalize getter getter_inline "
         "getter_nofancy load_store_chunk"
     ),
     "dask.array.einsumfuncs": "chunk_einsum",

@@ -66,6 +66,36 @@ def test_results_that_share_inputs_are_one_run(client, x):
     eventually(lambda: left_over(client) == 0)
 
 
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)  # GPUs copy numbers in a task
+def test_numbers_come_with_the_answer(client, x, tasks_run):
+    dask.base.compute(x.sum(), (x @ x).max())  # the first run may have to connect
+    eventually(lambda: kept(client) == x.npartitions)
+    before, runs, sent = tasks_run(), launched_runs(client), _sent(client)
+    found = dask.base.compute((x @ x).sum(), (x * x).max())
+    assert found == ((A @ A).sum(), (A * A).max())
+    assert [type(number) for number in found] == [np.int64, np.int64]
+    assert (tasks_run(), launched_runs(client), _sent(client)) == (before, runs + 1, sent)
+    eventually(lambda: not client.run_on_scheduler(_numbers))
+
+
+def test_a_number_is_an_ordinary_result(client, x):
+    future = client.compute((x @ x).sum())
+    assert future.result(timeout=60) == client.gather(future) == (A @ A).sum()
+    assert client.submit(lambda number: number + 1, future).result(timeout=60) == (A @ A).sum() + 1
+    number, least = (x @ x).min(), (A @ A).min()
+    before, after = dask.base.persist(number, number + 1)
+    assert dask.base.compute(before, after, number) == (least, least + 1, least)
+
+
+def _sent(client: Any) -> int:
+    """Number of answers with results that workers have sent."""
+    return sum(client.run(lambda dask_worker: len(dask_worker.transfer_outgoing_log)).values())
+
+
+def _numbers(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.plugins[PLUGIN].numbers)
+
+
 def test_results_are_ordinary_ones(client, x):
     z = (x @ x).persist()
     w = (z @ x).persist()
@@ -169,6 +199,17 @@ def _runs(dask_scheduler: Any) -> int:
 
 def _holder(dask_scheduler: Any) -> Any:
     return next(iter(dask_scheduler.plugins[PLUGIN].runs.values())).holder
+
+
+@pytest.mark.slow
+def test_the_worker_of_a_number_is_killed(client, in_memory):
+    x = in_memory(A, CHUNK)
+    future = client.compute((x @ x).sum())
+    wait(future)
+    (holder,) = client.who_has([future])[future.key]
+    send_signal(client, holder)
+    eventually(lambda: holder not in client.scheduler_info(n_workers=-1)["workers"])
+    assert future.result(timeout=60) == (A @ A).sum()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections.abc import Collection
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +70,13 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.run_ids = count()
         self.rates = Rates(scheduler, self.epochs)
         self.new_arrays = NewArrays(scheduler)
+        self.numbers: dict[Key, Any] = {}  # results in memory that have come with a report
         self.structures: LRU[Any, Any] = LRU(KEPT_BYTES, {}, weight=lambda _, kept: kept.nbytes)
         scheduler.handlers.update(
             {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
         scheduler.handlers |= {"dgpu_members": self.members, "dgpu_session": self.session}
+        scheduler.handlers["gather"] = self.gather
         handlers = scheduler.stream_handlers
         handlers |= {"dgpu-finished": self.finished, "dgpu-failed": self.failed}
         handlers |= {"dgpu-stale": self.stale, "dgpu-broken": self.endings.broken}
@@ -154,6 +157,19 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Let members serve the calls of a client; see :meth:`Epochs.serve`."""
         self.epochs.serve(caller, tuple(members), **terms)
 
+    async def gather(
+        self, keys: Collection[Key], serializers: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Gather results as Dask does, but numbers of gangs without their workers."""
+        known = {key: self.numbers[key] for key in keys if key in self.numbers}
+        left = [key for key in keys if key not in known]
+        found: Any = {"status": "OK", "data": {}}
+        if left:
+            found = await self.scheduler.gather(left, serializers)
+        if found["status"] == "OK":
+            found["data"] |= known
+        return found
+
     # reports of ranks
 
     def finished(
@@ -163,6 +179,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         spans: list[Any],
         details: dict[str, bytes],
         stored: list[tuple[Key, tuple[int, bytes, str]]],
+        numbers: dict[Key, Any],
         worker: str,
     ) -> None:
         """Note that a rank is done, and the results in its memory; the last one ends the run."""
@@ -171,10 +188,14 @@ class GangSchedulerPlugin(SchedulerPlugin):
             run.spans[worker] = [Span(*span) for span in spans]
             run.details |= details
             run.stored |= {out: Stored(worker, *facts) for out, facts in stored}
+            run.numbers |= numbers
             run.awaited.discard(worker)
             if not run.awaited:
                 run.end("finished")
                 hand_over(self.scheduler, run)
+                found = {key: self.scheduler.tasks.get(key) for key in run.numbers}
+                in_memory = [key for key, ts in found.items() if ts and ts.state == "memory"]
+                self.numbers |= {key: run.numbers[key] for key in in_memory}
                 self.records.add(run)  # the client has the answer already
 
     def failed(self, key: Key, run_id: int, lost: bool, error: bytes, worker: str) -> None:
@@ -235,6 +256,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         """Follow placed, staged and awaited blocks, and end the run of a released task."""
+        if start == "memory":
+            self.numbers.pop(key, None)
         self.new_arrays.moved(key, finish)
         if key in self.launches.waiting:
             if finish == "memory":
@@ -269,6 +292,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.runs.clear()
         self.launches = Launches(scheduler, self.endings)
         self.new_arrays = NewArrays(scheduler)
+        self.numbers.clear()
         self.endings.past.clear()
         self.epochs.clear()
         self.rates.close()

@@ -121,8 +121,9 @@ class Run:
 
     A run without tasks has the keys of the blocks themselves in ``staged``, and a ``holder``: the
     member that runs the ``gang`` task as far as Dask knows. It may wait for ``missing`` blocks.
-    ``stored`` are the results in the memory of workers, by the keys of their tasks. ``spans`` are
-    the steps of the members that have finished, ``details`` those of operations, pickled.
+    ``stored`` are the results in the memory of workers, by the keys of their tasks, ``numbers``
+    those that ``compute`` returns. ``spans`` are the steps of the members that have finished,
+    ``details`` those of operations, pickled.
     """
 
     key: Key
@@ -137,6 +138,7 @@ class Run:
     holder: str | None = None
     missing: set[Key] = field(default_factory=set)
     stored: dict[Key, Stored] = field(default_factory=dict)
+    numbers: dict[Key, Any] = field(default_factory=dict)
     spans: dict[str, list[Span]] = field(default_factory=dict)
     details: dict[str, bytes] = field(default_factory=dict)
     starts_over: bool = False

@@ -112,8 +112,7 @@ def is_out(ts: TaskState) -> bool:
 
 def block_of(out: TaskState) -> Key:
     """Return the block of an ``out``: an argument of the task, which may have another name."""
-    _, block = _within(out).args
-    return block
+    return _within(out).args[1]
 
 
 def block_read(stage: TaskState) -> Key | DataNode:

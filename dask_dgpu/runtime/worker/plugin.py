@@ -34,6 +34,7 @@ from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import Job, Member, Programs, reported
+from graph_opt.dask_graph.internals import finalize
 from graph_opt.model.cost import Hosts
 
 if TYPE_CHECKING:
@@ -327,13 +328,18 @@ class GangWorkerPlugin(WorkerPlugin):
         if self.jobs.pop(name := (job.key, job.run_id), None) is None:  # given up
             return
         self.results[name] = blocks
-        results: dict[Key, Any] = {out: blocks[block] for block, out in job.outs}
+        # only what ``compute`` requests has a name alone as key, and is a copy, as Dask's
+        numbers = {
+            out: finalize([blocks[block]]) for block, out in job.outs if isinstance(out, str)
+        }
+        results: dict[Key, Any] = {out: blocks[block] for block, out in job.outs} | numbers
         if job.holds:
             results[job.key] = Handle(*name)
         stored = store(self.worker, results)
         self.stored[name] = [key for key, _ in stored]
         spans = [span.values() for span in reported(job.spans)]
         facts = {"spans": spans, "details": job.details, "stored": stored}
+        facts["numbers"] = {out: to_serialize(number) for out, number in numbers.items()}
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)
 
     def _fail(self, job: Job, error: BaseException) -> None:
