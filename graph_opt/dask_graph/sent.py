@@ -142,16 +142,18 @@ class SentGraph(HighLevelGraph):
         return SentGraph, (self.text, self.tokens, self.arrays, self.sources)
 
 
-def sending(original: Function, optimizers: type) -> Function:
+def sending(original: Function, optimizers: type, hurry: Callable[[], None]) -> Function:
     """Wrap ``HLGExpr.__reduce__``: what these optimizers read is pickled as a :class:`SentGraph`.
 
-    Other graphs, and those that cannot be compared, are pickled as before.
+    Before that call ``hurry``. Other graphs, and those that cannot be compared, are pickled as
+    before.
     """
 
     @wraps(original)
     def __reduce__(self: Any) -> Any:
         if not isinstance(self.low_level_optimizer, optimizers):
             return original(self)
+        hurry()
         keys, graph = self.__dask_keys__(), vars(self).get(SENT)
         if graph is None:  # Dask pickles functions of a notebook twice
             try:

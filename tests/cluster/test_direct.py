@@ -96,6 +96,34 @@ def _numbers(dask_scheduler: Any) -> int:
     return len(dask_scheduler.plugins[PLUGIN].numbers)
 
 
+def test_no_round_waits_for_further_messages(client, x):
+    def rounds(numbers: range) -> list[int]:
+        return [int((x @ x + number).sum().compute()) for number in numbers]
+
+    rounds(range(1))  # the first one may have to connect
+    _space(client, 1000.0)  # seconds between two messages of one stream
+    try:
+        assert rounds(range(1, 4)) == [(A @ A + number).sum() for number in range(1, 4)]
+    finally:
+        _space(client, 0.002)
+
+
+def _space(client: Any, seconds: float) -> None:
+    async def on_scheduler(dask_scheduler: Any) -> None:
+        set_all(*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values())
+
+    async def on_client() -> None:
+        set_all(client.scheduler_comm)
+
+    def set_all(*streams: Any) -> None:
+        for stream in streams:
+            stream.interval, stream.next_deadline = seconds, None
+            stream.waker.set()
+
+    client.run_on_scheduler(on_scheduler)
+    client.sync(on_client)
+
+
 def test_results_are_ordinary_ones(client, x):
     z = (x @ x).persist()
     w = (z @ x).persist()

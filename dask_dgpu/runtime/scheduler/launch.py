@@ -33,6 +33,7 @@ from dask_dgpu.runtime.scheduler.states import (
     Finish,
     Runs,
     Stored,
+    at_once,
     block_of,
     forget,
     hold,
@@ -235,6 +236,7 @@ class Launches:
         for rank, member in enumerate(run.members):
             fields = {"outs": outs.get(member, []), "profiled": profiled}
             message = run.launch_message(rank, **fields, **self._lacking(member, run))
+            at_once(self.scheduler.stream_comms.get(member))
             self.scheduler.worker_send(member, message)
         self.staging.taken(run.stage_keys())
 

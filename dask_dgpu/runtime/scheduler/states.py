@@ -66,6 +66,16 @@ def send(scheduler: Scheduler, workers: Iterable[str], message: dict[str, Any]) 
             scheduler.worker_send(worker, message)
 
 
+def at_once(stream: Any) -> None:
+    """Send the next message of one of Dask's streams at once; its event loop must call this.
+
+    Dask waits up to 10 ms after a message, such as that of a freed block, for others to send with
+    the next.
+    """
+    if stream is not None:  # it has ended
+        stream.next_deadline = None
+
+
 def known_as(scheduler: Scheduler, worker: str) -> str:
     """Return the scheduler's address of a worker, which may call itself by a host's name."""
     return worker if worker in scheduler.workers else str(scheduler.coerce_address(worker))
@@ -285,6 +295,8 @@ class Finish:
         self.scheduler._transitions(
             self.recommendations, self.to_clients, self.to_workers, self.stimulus_id
         )
+        for client in self.to_clients:
+            at_once(self.scheduler.client_comms.get(client))
         self.scheduler.send_all(self.to_clients, self.to_workers)
         self.scheduler.stimulus_queue_slots_maybe_opened(stimulus_id=self.stimulus_id)
 
