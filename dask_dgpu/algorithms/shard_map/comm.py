@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
+from dask_dgpu.comm.common import check_reduction, reduce_parts
 from dask_dgpu.comm.protocol import Comm, Reduction
 from graph_opt.model.layout import even_spans
 
@@ -84,12 +85,7 @@ class ShardComm:
         edges = list(accumulate(lengths, initial=0))
         whole = np.empty((edges[-1], *mine.shape[1:]), mine.dtype, like=mine)
         parts = [whole[lo:hi] for lo, hi in pairwise(edges)]
-        parts[self.rank][...] = mine
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        self._exchange(
-            [(rank, mine) for rank in others if mine.size],
-            [(rank, parts[rank]) for rank in others if parts[rank].size],
-        )
+        self._exchange([(rank, mine) for rank in range(self.size)], enumerate(parts))
         return whole
 
     def reduce_scatter(self, array: Any, op: Reduction = "sum") -> Array:
@@ -102,14 +98,12 @@ class ShardComm:
         op : {"sum", "min", "max"}, optional
             How elements are reduced, in the order of the ranks.
         """
-        if op not in REDUCTIONS:
-            raise ValueError(f"expected op to be one of {', '.join(REDUCTIONS)}, got {op!r}")
         given = self._message(array)
+        check_reduction(given, op)
         spans = even_spans(0, len(given), self.size)
-        first, *others = self.all_to_all([given[lo:hi] for lo, hi in spans])
-        for other in others:
-            REDUCTIONS[op](first, other, out=first)
-        return first
+        parts = self.all_to_all([given[lo:hi] for lo, hi in spans])
+        reduce_parts(parts[0], parts, op)
+        return parts[0]
 
     def all_to_all(self, arrays: Sequence[Any]) -> list[Array]:
         """Send one array to each rank, and return those from each rank, in order of the ranks.
@@ -131,13 +125,7 @@ class ShardComm:
         self._comm.all_to_all(received, ones, sent, ones).wait()
         kind, further = given[0].dtype, given[0].shape[1:]
         result = [np.empty((n, *further), kind, like=sent) for n in received.tolist()]
-        result[self.rank][...] = given[self.rank]
-        self._exchange(
-            *(
-                [(rank, each) for rank, each in enumerate(every) if rank != self.rank and each.size]
-                for every in (given, result)
-            )
-        )
+        self._exchange(enumerate(given), enumerate(result))
         return result
 
     def broadcast(self, array: Any, root: int = 0) -> Array:
@@ -151,11 +139,10 @@ class ShardComm:
             The rank whose array it is.
         """
         found = self._message(array).copy()
-        others = [(rank, found) for rank in range(self.size) if rank != root]
-        if found.size:
-            self._exchange(
-                others if self.rank == root else [], [] if self.rank == root else [(root, found)]
-            )
+        if self.rank == root:
+            self._exchange([(rank, found) for rank in range(self.size) if rank != root], [])
+        else:
+            self._exchange([], [(root, found)])
         return found
 
     def shift(self, array: Any, by: int = 1, shape: tuple[int, ...] | None = None) -> Array:
@@ -172,13 +159,9 @@ class ShardComm:
         """
         given = self._message(array)
         target, source = (self.rank + by) % self.size, (self.rank - by) % self.size
-        if target == self.rank:
-            return given.copy()
         shape = given.shape if shape is None else tuple(shape)
         found = np.empty(shape, given.dtype, like=given)
-        self._exchange(
-            [(target, given)] if given.size else [], [(source, found)] if found.size else []
-        )
+        self._exchange([(target, given)], [(source, found)])
         return found
 
     def exchange(
@@ -198,12 +181,7 @@ class ShardComm:
         sends = {rank: self._message(each, dtype) for rank, each in arrays.items()}
         like = self.as_array(np.empty(0, dtype))
         found = {rank: np.empty(shape, dtype, like=like) for rank, shape in shapes.items()}
-        self._exchange(
-            *(
-                [(rank, each) for rank, each in every.items() if each.size]
-                for every in (sends, found)
-            )
-        )
+        self._exchange(sends.items(), found.items())
         return found
 
     def barrier(self) -> None:
@@ -215,10 +193,9 @@ class ShardComm:
         return np.ascontiguousarray(found if dtype is None else found.astype(dtype, copy=False))
 
     def _exchange(
-        self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]
+        self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]
     ) -> None:
-        if sends or receives:
-            self._comm.exchange(sends, receives).wait()
-
-
-REDUCTIONS: Mapping[str, Any] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+        """Send and receive arrays, without empty ones."""
+        messages = [[each for each in every if each[1].size] for every in (sends, receives)]
+        if any(messages):
+            self._comm.exchange(*messages).wait()
