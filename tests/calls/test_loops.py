@@ -103,6 +103,31 @@ def test_parts_that_change_places(sized: da.Array) -> None:
             np.testing.assert_allclose(host(each.compute()), value)
 
 
+def test_history(client: Client, placed: da.Array, caplog: Any) -> None:
+    """A history of residuals is an array of the state, and the loop is one program."""
+    n = 37
+
+    def body(state: Any) -> Any:
+        x, history, k = state
+        r = 1 - x - placed @ x / n
+        at = da.arange(50, chunks=50, like=r._meta)
+        return x + r, da.where(at == k, da.sqrt(r @ r), history), k + 1
+
+    start = da.zeros_like(placed[0]), da.full_like(placed[0], np.inf, shape=50, chunks=50), 0
+    with caplog.at_level(logging.INFO, "dask_dgpu"):
+        x, history, k = dgpu.while_loop(
+            lambda s: (s[2] == 0) | (s[1].min() > 1e-6), body, start, max_iterations=50
+        )
+    a, own, expected = host(placed.compute()), np.zeros(n), [np.inf]
+    while min(expected) > 1e-6:
+        expected.append(np.linalg.norm(1 - own - a @ own / n))
+        own = 1 - a @ own / n
+    assert int(k) == len(expected) - 1
+    np.testing.assert_allclose(host(history.compute())[: int(k)], expected[1:], rtol=1e-6)
+    np.testing.assert_allclose(host(x.compute()), own)
+    assert "persisted" not in caplog.text
+
+
 def test_kept_loops(placed: da.Array) -> None:
     traced = []
 
