@@ -29,7 +29,7 @@ from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.optimizer import GraphOptimizer
 
 if TYPE_CHECKING:
-    from dask_dgpu.calls.ranks import Ranks
+    from dask_dgpu.calls.ranks.calls import Ranks
     from dask_dgpu.calls.trace import Program
 
 logger = logging.getLogger(__name__)

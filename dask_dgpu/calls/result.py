@@ -12,7 +12,8 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed.client import FutureCancelledError
 
 from dask_dgpu.calls.jit import listed
-from dask_dgpu.calls.ranks import Held, Ranks
+from dask_dgpu.calls.ranks.calls import Ranks
+from dask_dgpu.calls.ranks.history import Held
 from dask_dgpu.calls.trace import Loop, Program
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.optimizer import GraphOptimizer
