@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from operator import index
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -38,6 +39,9 @@ MOST_PROGRAMS = 64
 """Number of programs that a function keeps."""
 
 NUMBERS = (bool, int, float, complex)
+
+TRACED: ContextVar[bool] = ContextVar("TRACED", default=False)
+"""Whether a program is being made; functions that are called for it are a part of it."""
 
 
 class Step:
@@ -72,6 +76,8 @@ class Step:
         for at, each in enumerate(arguments):
             if not isinstance(each, (Array, *NUMBERS)):
                 expected(f"argument {at}", "a Dask array or a number", each, TypeError)
+        if TRACED.get():
+            return self._function(*arguments)
         if (known := self.known(arguments)) is not None:
             from dask_dgpu.calls.result import called
 
@@ -98,7 +104,7 @@ class Step:
     def known(self, arguments: tuple[Any, ...]) -> tuple[Ranks, Program] | None:
         """Return the ranks and the program of a call, ``None`` if it is persisted."""
         planner = dask.config.get("array_optimize", None)
-        if not isinstance(planner, GraphOptimizer) or not planner.facts.workers:
+        if TRACED.get() or not isinstance(planner, GraphOptimizer) or not planner.facts.workers:
             return None
         from dask_dgpu.calls.result import ranks_of  # which needs distributed
 

@@ -25,6 +25,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
+from dask_dgpu.calls.jit import TRACED
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.decisions import foregone, hindrance_of
@@ -294,6 +295,7 @@ def _trace(
         if isinstance(each, Array)
     }
     scalars = {at: Scalar(value) for at, value in given.items()}
+    before = TRACED.set(True)
     try:
         known = dict(enumerate(arguments)) | stand_ins
         if given and _uses(function, (known | scalars).values(), scalars.values()):
@@ -304,6 +306,8 @@ def _trace(
         if given:
             return None
         raise NotOneProgramError(f"without values it fails: {error}") from error
+    finally:
+        TRACED.reset(before)
     listed = list(returned) if isinstance(returned, tuple | list) else [returned]
     if not listed or not all(isinstance(each, Array) for each in listed):
         raise NotOneProgramError("it returns other things than Dask arrays")

@@ -128,6 +128,21 @@ def test_history(client: Client, placed: da.Array, caplog: Any) -> None:
     assert "persisted" not in caplog.text
 
 
+def test_functions_within_functions(placed: da.Array, caplog: Any) -> None:
+    """Those from ``jit``, and loops of a number of iterations, are parts of one program."""
+    a = host(placed.compute())
+    inner = dgpu.jit(lambda x: x @ placed / 37)
+    outer = dgpu.jit(lambda x: dgpu.fori_loop(2, lambda i, x: inner(x) + i, x))
+    with caplog.at_level(logging.INFO, "dask_dgpu"):
+        x = dgpu.fori_loop(3, lambda i, x: outer(inner(x)), placed)
+    expected = a
+    for _ in range(3):
+        expected = ((expected @ a / 37) @ a / 37) @ a / 37 + 1
+    np.testing.assert_allclose(host(x.compute()), expected)
+    np.testing.assert_allclose(host(outer(placed).compute()), (a @ a / 37) @ a / 37 + 1)
+    assert "persisted" not in caplog.text
+
+
 def test_kept_loops(placed: da.Array) -> None:
     traced = []
 
