@@ -28,7 +28,7 @@ HINTS = {
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 WORKER_OUTPUT = "left out"
 BOKEH = find_spec("bokeh") is not None
-CLUSTERS = ("tests/cluster/", "tests/hosts/")
+CLUSTERS = ("tests/calls/", "tests/cluster/", "tests/hosts/")
 SHARED = ("cluster", "hosts") if find_spec("pytest_rerunfailures") else ()
 """Marks of tests that share processors with processes of their own, and so have time limits.
 

@@ -181,7 +181,7 @@ def test_a_second_time_is_one_sentence(
     ("operands", "times"),
     [
         ("tasks", 1),
-        ("no tasks", 2),
+        pytest.param("no tasks", 2, marks=pytest.mark.slow),
         pytest.param("tasks", 2, marks=pytest.mark.slow),
         pytest.param("no tasks", 1, marks=pytest.mark.slow),
     ],
@@ -247,7 +247,7 @@ def test_others_on_the_communicator_run_too(client: Client, in_memory: Any, flag
     nothing_left(client, x, y, *found)
 
 
-@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("times", [1, pytest.param(9, marks=pytest.mark.slow)])
 def test_functions_of_users(client: Client, on_device: Any, times: int) -> None:
     """Work between collectives fails until an event, or always."""
     name = f"out of memory {times}"

@@ -99,7 +99,7 @@ REDUCED: dict[str, tuple[tuple[int, int], Callable[[da.Array], da.Array]]] = {
     ("name", "dtype"),
     [
         ("means and deviations", "float32"),
-        ("compensated sums", "float64"),
+        pytest.param("compensated sums", "float64", marks=pytest.mark.slow),
         pytest.param("means and deviations", "float64", marks=pytest.mark.slow),
         pytest.param("compensated sums", "float32", marks=pytest.mark.slow),
         pytest.param("wide compensated sums", "float32", marks=pytest.mark.slow),

@@ -86,7 +86,7 @@ def held(client: Client, x: da.Array) -> list[da.Array]:
     [
         ("tasks", ["value"]),
         ("no tasks", ["value", "value", "memory"]),
-        ("no tasks", ["memory", "memory", "memory"]),
+        pytest.param("no tasks", ["memory", "memory", "memory"], marks=pytest.mark.slow),
         pytest.param("tasks", ["value", "value", "memory"], marks=pytest.mark.slow),
         pytest.param("tasks", ["memory", "memory", "memory"], marks=pytest.mark.slow),
     ],
@@ -104,9 +104,7 @@ def test_the_gang_runs_anew(client: Client, x: da.Array, tmp_path: Path, kinds: 
     nothing_left(client, *held(client, x))
 
 
-@pytest.mark.parametrize(
-    "x", ["tasks", pytest.param("no tasks", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
 def test_it_is_planned_as_if_nothing_had_happened(
     client: Client, x: da.Array, tmp_path: Path
 ) -> None:

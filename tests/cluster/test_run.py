@@ -126,6 +126,7 @@ def test_a_failing_function_leaves_nothing(client: Client, earlier: set[Any]) ->
     eventually(lambda: no_operands(client, earlier))
 
 
+@pytest.mark.slow
 def test_a_function_that_runs_out_of_memory(
     client: Client, earlier: set[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,9 +152,8 @@ def test_a_function_that_runs_out_of_memory(
     eventually(lambda: no_operands(client, earlier))
 
 
-@pytest.mark.parametrize(
-    "shape", [EMPTY[0], *(pytest.param(each, marks=pytest.mark.slow) for each in EMPTY[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", EMPTY)
 def test_functions_of_arrays_without_elements(
     client: Client, earlier: set[Any], shape: tuple[int, ...]
 ) -> None:

@@ -89,9 +89,8 @@ def exhausting(most: int) -> Callable[[Any], Any]:
     return lambda x: x[x.map_blocks(at_most, dtype=bool)]
 
 
-@pytest.mark.parametrize(
-    "whole", [lambda f: f, pytest.param(lambda f: lambda x: f(x).sum(), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [lambda f: f, lambda f: lambda x: f(x).sum()])
 def test_small_operands_have_no_smaller_blocks(client: Client, whole: Any) -> None:
     with dgpu.enable(client, **SETTINGS), pytest.raises(OutOfMemoryError) as caught:
         dgpu.run(whole(exhausting(0)), A)

@@ -52,6 +52,7 @@ def in_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Non
     return call_in
 
 
+@pytest.mark.slow
 def test_an_operation_that_fails_leaves_the_rest_of_out(client: Client) -> None:
     earlier = names(client)
     x = RNG.random((600, 200))

@@ -58,6 +58,7 @@ def test_parts_of_a_contraction_are_added_on_the_workers(
     eventually(lambda: no_operands(client, earlier))
 
 
+@pytest.mark.slow
 def test_an_operand_that_stays_is_loaded_between_batches(
     client: Client, earlier: set[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

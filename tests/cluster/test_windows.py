@@ -74,9 +74,9 @@ def _is_window(file: str) -> bool:
     [
         ("matmul", (X, X.T), X @ X.T),
         ("matmul", (np.asfortranarray(X), X.T.astype(">f8")), X @ X.T),
-        ("exp", (X[::2, ::3],), np.exp(X[::2, ::3])),
-        ("fft2", (Z,), np.fft.fft2(Z)),
-        ("sum", (X,), X.sum()),
+        pytest.param("exp", (X[::2, ::3],), np.exp(X[::2, ::3]), marks=pytest.mark.slow),
+        pytest.param("fft2", (Z,), np.fft.fft2(Z), marks=pytest.mark.slow),
+        pytest.param("sum", (X,), X.sum(), marks=pytest.mark.slow),
         ("exp", (X[:0],), np.exp(X[:0])),
     ],
     ids=["product", "orders", "strided", "complex", "one number", "empty"],

@@ -189,8 +189,9 @@ def test_a_gang_without_room_is_left_to_dask() -> None:
     ],
 )
 def test_a_cap_only_lowers_what_is_used(settings: dict[str, int], bytes_used: float) -> None:
-    assert explained(X @ X, device_memory=100, **settings).room == bytes_used
-    assert explained(X @ X, memory_cap=45).room == 45
+    z = lazy(S, 4).sum()
+    assert explained(z, device_memory=100, **settings).room == bytes_used
+    assert explained(z, memory_cap=45).room == 45
 
 
 def test_copies_to_a_device_are_left_to_dask() -> None:

@@ -155,7 +155,12 @@ def test_gangs_need_no_more_than_planned(operation: str, peaks: list[int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("operation", "share"), [(name, share) for name, all_ in LESS_ROOM.items() for share in all_]
+    ("operation", "share"),
+    [
+        pytest.param(name, share, marks=[] if share == min(shares) else pytest.mark.slow)
+        for name, shares in LESS_ROOM.items()
+        for share in shares
+    ],
 )
 def test_with_less_room(operation: str, share: float, peaks: list[int]) -> None:
     room = int(share * check(OPERATIONS[operation], None, peaks))

@@ -133,7 +133,7 @@ class CUBLASError(RuntimeError):
 ERRORS = [MemoryError("no room"), CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")]
 
 
-@pytest.fixture(params=ERRORS, ids=repr)
+@pytest.fixture(params=[ERRORS[0], pytest.param(ERRORS[1], marks=pytest.mark.slow)], ids=repr)
 def failing(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[int], None]:
