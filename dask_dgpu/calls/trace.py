@@ -260,6 +260,7 @@ def trace(
     NotOneProgramError
         If the ranks cannot compute all of it as one program.
     """
+    planner = planner.calibrated(client)  # once: a measurement may end between two traces
     floats = [at for at, value in enumerate(arguments) if type(value) is float]
     for free in (floats, []) if floats else ([],):
         first, second = (
@@ -418,7 +419,7 @@ def _launch(graph: HighLevelGraph, keys: Any, planner: GraphOptimizer, client: C
     if {name for name, _ in region.wanted} != set(by_name(pieces.keys)):
         raise NotOneProgramError("it returns an argument")
     present = present_on(planner.facts.scheduler, client)
-    gang = planner.calibrated(client).planned(region, reader, present)
+    gang = planner.planned(region, reader, present)
     if not gang.fits or gang.prediction.parts > 1:
         raise NotOneProgramError("it does not fit in the memory of the workers at once")
     ((_, launch),) = gang.launches
