@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import threading
+from contextlib import suppress
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.client import FutureCancelledError
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
-from tests.cluster.observe import eventually, host, send_signal
+from tests.cluster.observe import eventually, host, send_signal, settled
 
 pytestmark = pytest.mark.cluster
 
@@ -68,3 +72,48 @@ class TestCalls(Losses):
             finally:
                 os.kill(pid, signal.SIGCONT)
             np.testing.assert_allclose(float(step(matrix)), expected)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1200)
+    @pytest.mark.parametrize("donate", [(), (0,)], ids=["kept", "donated"])
+    def test_kills_at_random(
+        self, client: Client, cluster: Any, placed: da.Array, device: str, donate: tuple[int, ...]
+    ) -> None:
+        """Fifty kills in the midst of calls and loops, which end right; or in a named error.
+
+        There is an error only for arrays whose memory was donated.
+        """
+        chance = random.Random(len(donate))
+        a = host(placed.compute())
+        step = dgpu.jit(lambda x, y: (x @ y / len(a), x.sum()), donate=donate)
+        again = dgpu.jit(lambda x: x @ placed / len(a))
+        failed = 0
+        for at in range(50 if device == "cpu" else 3):
+            eventually(lambda: settled(cluster), seconds=60)
+            victim = chance.choice(sorted(cluster.scheduler.workers))
+            (pid,) = client.run(os.getpid, workers=[victim]).values()
+            killer = threading.Timer(chance.uniform(0, 0.3), os.kill, (pid, signal.SIGKILL))
+            x, own, totals = dgpu.jit(lambda x: x + 0)(placed), a, list[Any]()
+            killer.start()
+            try:
+                while killer.is_alive() or len(totals) < 20:
+                    x, total = step(x, placed)
+                    totals.append((total, own.sum()))
+                    own = own @ a / len(a)
+                    if at % 3 == 1:
+                        n = chance.randrange(5)
+                        x = dgpu.fori_loop(n, lambda i, x: again(x), x)
+                        own = own @ np.linalg.matrix_power(a / len(a), n)
+                    if at % 3 == 2 and not chance.randrange(5):
+                        with suppress(FutureCancelledError):  # as of data that was scattered
+                            np.testing.assert_allclose(host((x + 1).compute()), own + 1)
+                np.testing.assert_allclose(host(x.compute()), own)
+                for total, expected in totals:
+                    np.testing.assert_allclose(float(total), expected)
+            except dgpu.errors.GangError:
+                if not donate:
+                    raise
+                failed += 1
+            killer.join()
+            eventually(lambda victim=victim: victim not in cluster.scheduler.workers)
+        assert failed < 25
