@@ -1,7 +1,8 @@
 """Calls of programs that stay on the ranks: by ``jit``, and as unmodified Dask code.
 
 An empty program, also pipelined; a product of 64 x 64; and ten steps of conjugate gradients with
-one number read in each, and by ``while_loop``.
+one number read in each, and by ``while_loop``. Beside them NumPy, and JAX if it can be imported:
+one process each, without a cluster.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +62,23 @@ def persisted(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int) -> None:
+def chunked(array: np.ndarray) -> da.Array:
+    """Return an array on the workers."""
+    return da.from_array(array, chunks=1 if len(array) == WORKERS else CHUNK).persist()
+
+
+def measure(
+    report: Report,
+    way: str,
+    wrap: Callable[..., Any],
+    repetitions: int,
+    place: Callable[[np.ndarray], Any] = chunked,
+) -> None:
     """Take the figures of one way to call."""
     rng = np.random.default_rng(0)
     matrix = rng.random((SIDE, SIDE)) + SIDE * np.eye(SIDE)
-    a, b, one = persist(
-        da.from_array(matrix @ matrix.T, chunks=CHUNK),
-        da.from_array(rng.random(SIDE), chunks=CHUNK),
-        da.zeros(WORKERS, chunks=1),
-    )
-    (zero,) = persist(da.zeros_like(b))
+    numbers = matrix @ matrix.T, rng.random(SIDE), np.zeros(WORKERS), np.zeros(SIDE)
+    a, b, one, zero = map(place, numbers)
     empty, product = wrap(lambda x: x + 1), wrap(lambda x: (x @ x).sum())
     square = wrap(lambda x: x @ x)
 
@@ -101,7 +110,7 @@ def measure(report: Report, way: str, wrap: Callable[..., Any], repetitions: int
     few = max(1, repetitions // 10)
     ones, matrices, vectors = (renewing(each, wrap) for each in (one, a, b))
     report.add(f"empty, {way}", seconds(lambda x: np.asarray(empty(x)), repetitions, ones))
-    if way == "jit":
+    if way in ("jit", "jax"):
         calls = [each / PIPELINED for each in seconds(pipelined, few, ones)]
         report.add(f"empty, pipelined, {way}", calls)
     found = seconds(lambda x: float(product(x)), repetitions, matrices)
@@ -124,6 +133,12 @@ def main() -> None:
             measure(report, "jit", dgpu.jit, repetitions)
             measure(report, "dask_dgpu", persisted, repetitions)
         measure(report, "dask", persisted, repetitions)
+    measure(report, "numpy", lambda function: function, repetitions, np.asarray)
+    if find_spec("jax") is not None:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        measure(report, "jax", jax.jit, repetitions, jax.numpy.asarray)
     report.print()
 
 
