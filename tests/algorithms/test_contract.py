@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from itertools import product as cartesian
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_dgpu.algorithms.contract.plan import OwnerPlan, cost, plan_owners
 from dask_dgpu.algorithms.contract.rank import contract_rank, schedule
-from dask_dgpu.algorithms.contract.stack import Stack
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import HostDevice
@@ -158,24 +155,6 @@ def even(size: int, batch: int, rows: int = 2, inner: int = 2, columns: int = 2)
     return plan_owners(a, b, ("float64", "float64"), "float64", size, HOST)
 
 
-@pytest.mark.parametrize(("size", "batch"), [(1, 1), (1, 5), (4, 4), (4, 8), (3, 9)])
-def test_nothing_moves_with_enough_blocks_of_the_batch(size: int, batch: int) -> None:
-    plan = even(size, batch)
-    assert not plan.received.any()
-    assert plan.rounds == 1
-    assert np.bincount(plan.owners).tolist() == [batch * 4 // size] * size
-
-
-def test_only_misplaced_blocks_move() -> None:
-    plan = even(4, 8)
-    owners = list(plan.a.owners)
-    owners[0] = 3  # of the first rank
-    a = Layout(plan.a.cuts, tuple(owners))
-    moved = plan_owners(a, plan.b, plan.dtypes, plan.dtype, 4, HOST)
-    assert moved.owners == plan.owners
-    assert moved.received.sum() == 4 * 4 * 8
-
-
 def test_few_blocks_of_the_batch_are_split_among_ranks() -> None:
     plan = even(4, 1, rows=4, columns=4)
     assert np.bincount(plan.owners).tolist() == [4] * 4
@@ -190,42 +169,3 @@ def test_memory_is_bounded_by_rounds() -> None:
     assert bounded.rounds > 1
     assert bounded.peak_bytes <= replace(bounded, rounds=1).peak_bytes
     assert cost(free, HOST) <= cost(replace(free, rounds=4), HOST)
-
-
-@st.composite
-def stacks(draw: st.DrawFn) -> tuple[Stack, Layout]:
-    along = draw(st.lists(chunks(3), min_size=1, max_size=4))
-    axes = draw(st.permutations(range(len(along))))
-    first, second = sorted(draw(st.tuples(*[st.integers(0, len(along))] * 2)))
-    groups = tuple(axes[:first]), tuple(axes[first:second]), tuple(axes[second:])
-    grid = tuple(map(len, along))
-    kept = tuple(
-        tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1)))) for count in grid
-    )
-    owners = tuple(range(int(np.prod(grid, dtype=int))))
-    return Stack(groups, grid, kept), Layout(tuple(map(cuts_of, along)), owners)
-
-
-@given(stacks())
-def test_a_stack_has_the_blocks_of_its_array(case: tuple[Stack, Layout]) -> None:
-    stack, array = case
-    whole = np.arange(np.prod(array.shape, dtype=int)).reshape(array.shape)
-    blocks = {index: block.copy() for index, block in blocks_of(array, whole).items()}
-    stacked, inside = stack.layout(array), stack.blocks(blocks)
-    assert inside.keys() == set(stacked.indices())
-    for place, block in inside.items():
-        assert block.shape == stacked.block_shape(place)
-    if stack.views(array):
-        assert all(
-            any(np.shares_memory(block, own) for own in blocks.values())
-            for block in inside.values()
-            if block.size
-        )
-    back = stack.restored(dict(inside), array)
-    assert back.keys() == set(cartesian(*stack.kept))
-    spread = dict(zip(array.indices(), stack.spread(stacked.owners), strict=True))
-    for index in array.indices():
-        assert spread[index] == (array.owner(index) if index in back else -1)
-        if index in back:
-            np.testing.assert_array_equal(back[index], blocks[index], strict=True)
-            assert back[index].flags.c_contiguous

@@ -8,17 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.protocol import Comm
-from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.operations.contract import CONTRACT
-from dask_dgpu.operations.matmul import MATMUL
+from dask_dgpu.operations import OPERATIONS
 from dask_dgpu.operations.operation import Operation, Placed, Request, Value
 from graph_opt.model.cost import HOST
 from graph_opt.model.layout import Layout, cuts_of
 from graph_opt.model.subscripts import Subscripts
 from tests.support.memory import traced
+from tests.support.programs import on_threads, run_operation
 
+CONTRACT, MATMUL = OPERATIONS["contract"], OPERATIONS["matmul"]
 Chunks = tuple[int, ...]
 SIDE, HALF = (192, 192), (96, 96, 96, 96)
 SMALL = 100_000
@@ -48,16 +46,13 @@ def allocated(operation: Operation, given: Request) -> tuple[dict[Any, Any], int
         for each in given.inputs
     ]
 
-    def rank_program(comm: Comm) -> dict[Any, Any]:
-        mine = (
-            {index: block for index, block in blocks.items() if layout.owner(index) == comm.rank}
-            for blocks, layout in zip(whole, [each.layout for each in given.inputs], strict=True)
+    def run() -> list[Any]:
+        return on_threads(
+            given.size, lambda comm: run_operation(operation, plan, given, whole, comm)
         )
-        made = operation.run(plan, comm, HostDevice(), *mine, progress=lambda *done: None)
-        return made[0] if isinstance(made, tuple) else made
 
-    run_local(given.size, rank_program)  # imports, and workspaces of BLAS
-    ranks, most = traced(lambda: run_local(given.size, rank_program))
+    run()  # imports, and workspaces of BLAS
+    ranks, most = traced(run)
     return {index: block for made in ranks for index, block in made.items()}, most
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.operations import Cost
-from dask_dgpu.runtime.plans import costs_of, plans
+from dask_dgpu.operations.operation import Cost
 from dask_dgpu.runtime.program import Program
-from tests.support.programs import even, launch_of
+from tests.support.programs import costs, even, launch_of
 
 RANKS = 4
 
@@ -53,8 +52,7 @@ def program_of(array: da.Array) -> Program:
 
 def cost_in(program: Program, room: float | None) -> Cost:
     """Return the cost of the only collective of a program in so many bytes."""
-    planned = plans(replace(program, room=room), even(program, RANKS), RANKS)
-    (cost,) = costs_of(program, planned).values()
+    (cost,) = costs(replace(program, room=room), even(program, RANKS), RANKS)
     return cost
 
 

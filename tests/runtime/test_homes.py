@@ -12,11 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.runtime.plans import Owners, plans
 from dask_dgpu.runtime.program import Launch
 from graph_opt.model.layout import dealt
 from tests.support.profiles import examples
-from tests.support.programs import Ran, cut, even, launch_of, run, scattered, slices
+from tests.support.programs import (
+    Ran,
+    cut,
+    even,
+    launch_of,
+    planned,
+    run_at,
+    scattered,
+    slices,
+)
 
 N, CHUNK, STEPS = 24, 6, 5
 BLOCK_BYTES = CHUNK * CHUNK * 8
@@ -41,13 +49,13 @@ def powers(
     return result, [a, v]
 
 
-def check(launch: Launch, owners: Owners, ranks: int, arrays: Any, expected: Any) -> Ran:
+def check(launch: Launch, owners: Any, ranks: int, arrays: Any, expected: Any) -> Ran:
     """Run a program of arrays with different shapes, compare its result, and return it."""
     by_shape = {array.shape: array for array in arrays}
     program = launch.program
     shapes = (tuple(cuts[-1] for cuts in value.cuts) for value in program.inputs)
     staged = [cut(by_shape[x], value) for x, value in zip(shapes, program.inputs, strict=True)]
-    ran = run(launch, plans(program, owners, ranks), owners, staged, ranks)
+    ran = run_at(launch, owners, staged, ranks)
     result, name = program.values[-1], launch.names[-1]
     for index in result.indices():
         found, wanted = ran.blocks[name, *index], expected[slices(result, index)]
@@ -73,7 +81,7 @@ def test_a_matrix_of_a_loop_moves_once() -> None:
     misplaced = sum(
         here != there for here, there in zip(owners[matrix], dealt(16, ranks), strict=True)
     )
-    (moved,) = plans(launch.program, owners, ranks).moves.values()
+    (moved,) = planned(launch.program, owners, ranks).moves.values()
     assert len(moved) == misplaced >= 8
     sent = check(launch, owners, ranks, [a, v], np.linalg.matrix_power(a, STEPS) @ v).sent
     vectors = STEPS * N * 8 * (ranks - 1)
@@ -90,7 +98,7 @@ def test_a_symmetric_matrix_lies_where_its_products_read_it(first: str) -> None:
     ranks, (array, (a, v)) = 4, powers(STEPS, symmetric)
     launch = slow(array, ranks)
     owners = even(launch.program, ranks)
-    fixed = plans(launch.program, owners, ranks)
+    fixed = planned(launch.program, owners, ranks)
     products = [node for node in launch.program.nodes if node.operation is not None]
     assert len(products) == STEPS
     for product in products:
@@ -106,4 +114,4 @@ def test_nothing_moves_where_it_does_not_pay(why: str) -> None:
     owners = even(program, ranks) if in_order else scattered(program, ranks, seed=0)
     if why == "no room":
         program = replace(program, room=BLOCK_BYTES)
-    assert not plans(program, owners, ranks).moves
+    assert not planned(program, owners, ranks).moves

@@ -8,8 +8,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from dask_dgpu.runtime.plans import plans
-from tests.support.programs import even, joined, launch_of, loaded, run
+from tests.support.programs import even, joined, launch_of, loaded, planned, run
 
 RANKS = 3
 
@@ -24,7 +23,7 @@ def test_the_same_structure_is_planned_once() -> None:
     assert not {*first.names} & {*second.names}
     assert first.program == second.program
     owners = even(first.program, RANKS)
-    assert plans(second.program, owners, RANKS) is plans(first.program, owners, RANKS)
+    assert planned(second.program, owners, RANKS) is planned(first.program, owners, RANKS)
 
 
 @pytest.mark.parametrize("change", ["owners", "ranks", "shape"])
@@ -32,20 +31,20 @@ def test_what_plans_depend_on(change: str) -> None:
     program = other = launch_of(product(0), RANKS).program
     ranks = RANKS + (change == "ranks")
     owners = even(program, RANKS)
-    found = plans(program, owners, RANKS)
+    found = planned(program, owners, RANKS)
     if change == "shape":
         other = launch_of(product(0, size=16), RANKS).program
         owners = even(other, RANKS)
     if change == "owners":
         owners = [tuple((rank + 1) % RANKS for rank in places) for places in owners]
-    assert plans(other, owners, ranks) is not found
+    assert planned(other, owners, ranks) is not found
 
 
 def test_ranks_run_what_they_have_received() -> None:
     z = product(0)
     launch, staged = loaded(z, RANKS)
     owners = even(launch.program, RANKS)
-    sent = plans(launch.program, owners, RANKS)
+    sent = planned(launch.program, owners, RANKS)
     assert sent.payload is sent.payload
     blocks = run(launch, pickle.loads(sent.payload), owners, staged, RANKS).blocks
     x, y = np.random.default_rng(0).random((2, *z.shape))

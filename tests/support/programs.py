@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ import dask_dgpu as dgpu
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels.device import HostDevice
-from dask_dgpu.operations.operation import Blocks, Cost, Value
+from dask_dgpu.operations.operation import Blocks, Cost, Operation, Request, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, costs_of, plans
 from dask_dgpu.runtime.prepared import Prepared, Step, prepared
@@ -138,6 +138,35 @@ def run(launch: Launch, planned: Plans, owners: Owners, staged: Staged, size: in
     assert sum(map(len, parts)) == len(placed)
     assert {key: at for at, part in enumerate(parts) for key in part} == placed
     return Ran(parts, ledgers)
+
+
+def planned(program: Program, owners: Owners, size: int) -> Plans:
+    """Return the plans of a program whose inputs lie at these ranks."""
+    return plans(program, owners, size)
+
+
+def costs(program: Program, owners: Owners, size: int) -> list[Cost]:
+    """Return the costs of the collectives of a program, in order."""
+    return list(costs_of(program, planned(program, owners, size)).values())
+
+
+def on_threads(size: int, program: Callable[[Comm], Any]) -> list[Any]:
+    """Run a function of a communicator on ranks that are threads; return the results."""
+    return run_local(size, program)
+
+
+def run_operation(
+    operation: Operation, plan: Any, given: Request, blocks: Sequence[Blocks], comm: Comm
+) -> Blocks:
+    """Run an operation by its plan on a rank that has its own ones of these blocks."""
+    mine = (
+        {index: operand[index] for index in each.layout.owned(comm.rank)}
+        for each, operand in zip(given.inputs, blocks, strict=True)
+    )
+    steps: list[Any] = []
+    made = operation.run(plan, comm, HostDevice(), *mine, progress=lambda *done: steps.append(done))
+    assert steps[-1][0] == steps[-1][1] == len(steps)
+    return made[0] if isinstance(made, tuple) else made
 
 
 def run_at(launch: Launch, owners: Owners, staged: Staged, size: int) -> Ran:
