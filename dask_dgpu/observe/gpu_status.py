@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from dask_dgpu.arguments import check_flag, positive
 from dask_dgpu.cost.table import BLUE, ORANGE, Cell, Rows, Shown, quantity
 from dask_dgpu.environment.devices import CUDA, Device, read_device
 from dask_dgpu.environment.facts import ALONE, chosen_client, usable
@@ -70,7 +77,9 @@ class GpuStatus(Shown):
         return Rows("", headings, rows, 160, 3, dense=True, name="dgpu-status")
 
 
-def gpu_status(client: Client | None = None) -> GpuStatus:
+def gpu_status(
+    client: Client | None = None, *, live: bool = False, interval: float = 1.0
+) -> GpuStatus:
     """Show the device of each worker: its memory, who uses it, and how busy it is.
 
     Parameters
@@ -78,18 +87,23 @@ def gpu_status(client: Client | None = None) -> GpuStatus:
     client : distributed.Client, optional
         The cluster; by default that of the current client. Without a client, it is the device of
         this process.
+    live : bool, optional
+        Whether to draw the table again and again, until you interrupt it.
+    interval : float, optional
+        Seconds between two drawings.
 
     Returns
     -------
     GpuStatus
-        It prints and displays as a table with bars.
+        The last status. It prints and displays as a table with bars.
 
     Raises
     ------
     TypeError
-        If ``client`` is no client, or an asynchronous one.
+        If ``client`` is no client, or an asynchronous one, ``live`` no bool, or ``interval`` no
+        number.
     ValueError
-        If ``client`` is closed.
+        If ``client`` is closed, or ``interval`` is not positive and finite.
 
     See Also
     --------
@@ -107,7 +121,20 @@ def gpu_status(client: Client | None = None) -> GpuStatus:
     >>> list(dgpu.gpu_status().devices)
     ['this process']
     """
+    check_flag("live", live)
+    interval = positive("interval", interval)
     client = chosen_client(client)
+    status = _status(client)
+    if live:
+        with Live(console=Console(), auto_refresh=False) as table, suppress(KeyboardInterrupt):
+            while True:
+                table.update(Text(str(status), no_wrap=True), refresh=True)
+                time.sleep(interval)
+                status = _status(client)
+    return status
+
+
+def _status(client: Client | None) -> GpuStatus:
     optimizer = enabled_optimizer()
     settings = read() if optimizer is None else optimizer.settings
     found = {HERE: read_device()} if client is None else client.run(read_device)

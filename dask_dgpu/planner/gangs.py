@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
+from math import prod
 
 from dask_dgpu.planner.predict import Gang, StepCost
 from graph_opt.model.layout import Index
-from graph_opt.model.parts import finer, in_turn, largest, load, nbytes
+from graph_opt.model.parts import finer, in_turn, largest, load, nbytes, rows_of
 from graph_opt.model.piece import Region
 from graph_opt.passes import Needed, joined, together
 
@@ -91,6 +92,9 @@ def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:
     prediction = replace(
         whole.prediction,
         parts=len(gangs),
+        terms=terms,
+        shape=max((prediction.shape for prediction in each), key=prod),
+        rows=rows_of(whole.region, [gang.region for gang in gangs]),
         text=text,
         details=most.details,
         tasks=sum(prediction.tasks for prediction in each) + additions,

@@ -29,6 +29,7 @@ from graph_opt.model.layout import (
     format_bytes,
 )
 from graph_opt.model.names import label
+from graph_opt.model.parts import extent, nbytes
 from graph_opt.model.piece import Piece, Region
 from graph_opt.model.reader import Key, PlainLayer, Reader
 
@@ -86,19 +87,26 @@ class Prediction(Cost):
     ``tasks`` are those in the scheduler, and ``steps`` the cost of each step.
     ``peak`` is what makes up ``peak_bytes``: inputs, results of steps, and workspace. All ranks
     together copy ``host_bytes`` to GPUs and back, in ``host_seconds`` of the ``seconds``: a rank
-    copies the blocks of a step before it computes, so nothing hides the copies. A gang with all
-    inputs in memory starts ``at_once``. A collective in several ``parts`` has the sums of all, but
-    the memory of the part that needs most.
+    copies the blocks of a step before it computes, so nothing hides the copies. ``shape`` is that
+    of the largest result. A gang with all inputs in memory starts ``at_once``.
+
+    A collective in several ``parts`` has the sums of all, but the memory of the part that needs
+    most, and the shape of the largest. Their longest along the first axis that is cut has so many
+    ``rows``; without parts these are all of the first axis. If parts are terms of sums, a block has
+    so many ``terms``.
     """
 
     peak: tuple[int, int, int]
+    shape: tuple[int, ...]
     tasks: int = 0
     dask_tasks: int = 0
     dask_seconds: float = 0.0
     steps: tuple[StepCost, ...] = ()
     at_once: bool = False
     host_bytes: int = 0
+    rows: int = 1
     parts: int = 1
+    terms: int = 1
     host_seconds: float = 0.0
 
     @property
@@ -242,6 +250,7 @@ def predict(
         {numbers[node.name] for node, _ in region.inputs if reader.is_stored(node.name)},
         facts.threads,
     )
+    shape = _largest(region)
     copied = host_bytes(program) if _is_on_gpus(program, facts) else 0
     copying = machine.link_seconds(copied, ranks)
     return Prediction(
@@ -258,6 +267,8 @@ def predict(
         at_once=at_once,
         host_bytes=copied,
         host_seconds=copying,
+        shape=shape,
+        rows=max(shape[:1], default=1),
     )
 
 
@@ -274,6 +285,14 @@ def begins_at_once(region: Region, places: Places) -> bool:
     A part of a collective that waits for another needs them.
     """
     return region.after is None and bool(places) and all(key in places for key in blocks_of(region))
+
+
+def _largest(region: Region) -> tuple[int, ...]:
+    """Return the shape of the largest result of a region, or of its wanted part."""
+    results = [(region.nodes[name], blocks) for name, blocks in region.wanted]
+    if all(len(blocks) == node.blocks for node, blocks in results):
+        return max((node for node, _ in results), key=lambda node: node.nbytes).shape
+    return extent(*max(results, key=lambda result: nbytes(*result)))
 
 
 def _is_on_gpus(program: Program, facts: ClusterFacts) -> bool:

@@ -243,6 +243,17 @@ class LayerReader(_Layers):
             task = next(iter(layer.values()), None)
         return isinstance(getattr(getattr(task, "func", None), "fusion", None), Fusion)
 
+    def in_passes_of(self, graph: HighLevelGraph) -> dict[str, str]:
+        found = {}
+        for name, layer in self.source.layers.items():
+            if layer is graph.layers.get(name):
+                continue
+            operation = name
+            while operation not in graph.layers:
+                operation = min(self.source.dependents[operation])
+            found[name] = operation
+        return found
+
     def fallback(self, region: Region, *, travels: bool) -> Plain:
         graph, piece = self.source, region.members[0]
         if region.term_of is not None and isinstance(piece, ProductPiece):

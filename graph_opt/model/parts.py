@@ -86,6 +86,23 @@ def nbytes(node: ArrayNode, blocks: Iterable[Index]) -> int:
     return node.itemsize * sum(prod(node.block_shape(index)) for index in blocks)
 
 
+def extent(node: ArrayNode, blocks: Iterable[Index]) -> tuple[int, ...]:
+    """Return the length of some blocks of an array along each axis."""
+    lines = map(set, zip(*blocks, strict=True))
+    return tuple(
+        sum(sizes[at] for at in along) for sizes, along in zip(node.chunks, lines, strict=False)
+    )
+
+
+def rows_of(whole: Region, parts: Sequence[Region]) -> int:
+    """Return the longest part of the first axis that is cut: of the result, or else of a sum."""
+    longest = map(max, zip(*(extent(*_result(part)) for part in parts), strict=True))
+    for length, most in zip(extent(*_result(whole)), longest, strict=True):
+        if most < length:
+            return most
+    return max(part.pieces[0].summed[-1] for part in parts)
+
+
 def _result(part: Region) -> tuple[ArrayNode, tuple[Index, ...]]:
     ((name, blocks),) = part.wanted
     return part.nodes[name], blocks

@@ -209,3 +209,6 @@ class DescribedReader(Reader, Protocol):
 
     def is_kernel(self, layer: Any) -> bool:
         """Whether the tasks of a layer run a kernel for the work of several layers."""
+
+    def in_passes_of(self, graph: Any) -> Mapping[str, str]:
+        """Return the operation of each layer that was made to run one of ``graph`` in passes."""

@@ -1,10 +1,11 @@
-"""The devices of workers: a fake NVML, host memory, bars."""
+"""The devices of workers: a fake NVML, host memory, bars, the live form."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,31 @@ def test_workers_have_limits() -> None:
         assert {each.total for each in status.devices.values()} == {16 * GIB}
         assert all(0 < (each or 0) < 16 * GIB for each in status.safe.values())
         assert str(status).count("tcp://") + str(status).count("inproc://") == 2
+
+
+def test_live_until_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    status = dgpu.gpu_status(live=True, interval=0.5)
+    assert slept == [0.5] * 3
+    assert list(status.devices) == ["this process"]
+    assert "host memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "error"), [({"live": 2}, TypeError), ({"interval": 0}, ValueError)]
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"expected {next(iter(options))} to be"):
+        dgpu.gpu_status(**options)
 
 
 def test_health_displays_and_is_plain() -> None:

@@ -1,4 +1,4 @@
-"""The memory of gangs in an explanation: what makes it up, copies, and what to change."""
+"""The memory of gangs in an explanation: parts, passes, transfers, times, and what to change."""
 
 from __future__ import annotations
 
@@ -18,47 +18,93 @@ from tests.support.clusters import explained
 from tests.support.clusters import on_gpus as pretend
 
 X = da.ones((64, 64), chunks=16)
-ARRAY = 64 * 64 * 8
+BLOCK, ARRAY = 16 * 16 * 8, 64 * 64 * 8
 ALWAYS: dict[str, Any] = {"local_ranks": 4, "when": "always", "on_error": "raise"}
 
 
-def explained_with(*arrays: da.Array, **settings: Any) -> Any:
+def memory_of(*arrays: da.Array, **settings: Any) -> Any:
     with dgpu.enable(**{**ALWAYS, "memory_safety_margin": 0} | settings):
-        return dgpu.explain(*arrays)
+        return dgpu.explain(*arrays).memory
 
 
-def most_of(found: Any) -> int:
-    """Return the peak of the gang that needs most."""
-    return max(prediction.peak_bytes for _, prediction in found.regions)
-
-
-def test_what_makes_up_the_peak() -> None:
+def test_a_gang_and_what_makes_it_up() -> None:
     x = X.persist(scheduler="sync")
-    found = explained_with(x @ x, memory_limit="1 MiB", memory_safety_margin=0.25)
-    ((_, prediction),) = found.regions
-    inputs, results, workspace = prediction.peak
-    assert (inputs, results) == (ARRAY // 4, ARRAY // 4)
-    assert workspace > 0
-    assert sum(prediction.peak) == prediction.peak_bytes
-    assert found.room == 0.75 * 2**20
-    assert found.advice == found.to_dict()["advice"] == ""
+    with dgpu.enable(**ALWAYS, memory_limit="1 MiB", memory_safety_margin=0.25):
+        found = dgpu.explain(x @ x)
+    ((_, prediction),), (gang,) = found.regions, found.memory.gangs
+    assert (gang.operations, gang.parts, gang.terms) == ("matmul", 1, 1)
+    assert (gang.input_bytes, gang.step_bytes) == (ARRAY // 4, ARRAY // 4)
+    assert gang.workspace_bytes > 0
+    assert (gang.shape, gang.rows) == ((64, 64), 64)
+    assert found.memory.peak_bytes == gang.peak_bytes == prediction.peak_bytes
+    assert found.memory.received_bytes == gang.received_bytes == prediction.moved_bytes
+    assert (gang.seconds, found.memory.seconds) == (prediction.seconds, found.seconds)
+    assert found.memory.room == 0.75 * 2**20
+    assert found.memory.feasible
+    assert "fits, 768.00 kiB may be used" in str(found.memory)
+    assert "1 of 64 x 64" in str(found.memory)
+    assert "host" not in str(found.memory)
 
 
-def test_no_advice_if_memory_is_not_the_reason() -> None:
-    assert not explained_with(X + 1, memory_limit="1 MiB").advice
-    unknown = explained_with(X[X[:, 0] > 0] @ X, memory_limit=1000)
-    assert not unknown.advice
-    assert [each.reason for each in unknown.declined] == ["chunk sizes are unknown"]
+def test_plain_values_have_all_by_name() -> None:
+    found = memory_of(X @ X).to_dict()
+    (gang,) = found["gangs"]
+    assert {"operations", "parts", "shape", "rows", "peak_bytes", "received_bytes"} <= set(gang)
+    derived = {"peak_bytes", "received_bytes", "host_bytes", "feasible"}
+    assert {"gangs", "room", "seconds", *derived} <= set(found)
+    assert (found["feasible"], found["advice"], found["left"]) == (True, "", [])
+
+
+def test_without_a_gang() -> None:
+    found = memory_of(X + 1, memory_limit="1 MiB")
+    assert (found.gangs, found.peak_bytes, found.feasible) == ((), 0, True)
+    assert "no gang runs" in found._repr_html_()
+    unknown = memory_of(X[X[:, 0] > 0] @ X, memory_limit=1000)
+    assert unknown.feasible
+    assert unknown.declined == ("matmul is left to Dask: chunk sizes are unknown",)
+
+
+def test_parts() -> None:
+    x = X.persist(scheduler="sync")
+    whole = memory_of(x @ x, regions=False)
+    found = memory_of(x @ x, memory_limit=whole.peak_bytes * 3 // 4, regions=False)
+    (gang,) = found.gangs
+    assert (gang.parts, gang.shape, gang.rows) == (4, (32, 32), 32)
+    assert gang.peak_bytes <= found.room < whole.peak_bytes
+    assert re.search(r"matmul +4 of 32 x 32 ", str(found))
+
+
+def test_columns_are_the_rows_of_a_part_if_they_alone_are_cut() -> None:
+    x = da.ones((48, 200), chunks=(48, 20))
+    z = x.rechunk((24, 20))
+    room = memory_of(z, regions=False).peak_bytes * 3 // 4
+    (gang,) = memory_of(z, memory_limit=room, regions=False).gangs
+    assert gang.shape[0] == 48
+    assert gang.rows == gang.shape[1] < 200
+
+
+def test_terms() -> None:
+    x = da.ones((203, 6), chunks=(29, 6))
+    z = x.T @ x
+    settings = {"local_ranks": 1, "regions": False}
+    room = memory_of(z, **settings).peak_bytes * 3 // 4
+    found = memory_of(z, memory_limit=room, **settings)
+    (gang,) = found.gangs
+    assert gang.parts == gang.terms == 2
+    assert (gang.shape, gang.rows) == ((6, 6), 4 * 29)
+    assert "2 of 6 x 6, 2 terms each" in " ".join(str(found).split())
 
 
 def test_passes() -> None:
     z = dgpu.fft.fft2(X)
-    room = most_of(explained_with(z, regions=False)) // 2
-    found = explained_with(z, memory_limit=room)
-    parts = [prediction.parts for _, prediction in found.regions]
-    assert len(parts) == 2
-    assert min(parts) > 1
-    assert most_of(found) <= room
+    room = memory_of(z, regions=False).peak_bytes // 2
+    found = memory_of(z, X @ X, memory_limit=room)
+    transforms = [gang for gang in found.gangs if "fft2" in gang.operations]
+    assert [(each.pass_number, each.passes) for each in transforms] == [(1, 2), (2, 2)]
+    assert all(each.parts > 1 for each in transforms)
+    assert "fft2, pass 2 of 2" in found._repr_html_()
+    (product,) = [gang for gang in found.gangs if gang not in transforms]
+    assert product.passes == 1
 
 
 OPERATIONS: dict[str, Callable[[], list[da.Array]]] = {
@@ -97,48 +143,57 @@ def advised_settings(found: Any) -> dict[str, str]:
 )
 def test_the_advised_settings_are_enough(operation: str, given: str) -> None:
     arrays, settings = OPERATIONS[operation](), SETTINGS[given]
-    before = explained_with(*arrays, **settings)
-    assert "use smaller chunks" in before.advice
+    before = memory_of(*arrays, **settings)
+    assert not before.feasible
+    assert before.left
+    assert before.peak_bytes > before.room
     changes = advised_settings(before)
     assert changes.keys() <= settings.keys()
     assert ("memory_cap" in changes) == ("memory_cap" in settings)
-    after = explained_with(*arrays, **settings | changes)
-    assert after.regions
-    assert not after.advice
+    after = memory_of(*arrays, **settings | changes)
+    assert after.feasible
+    assert after.gangs
+    assert (after.left, after.advice) == ((), "")
 
 
-def test_advice_follows_the_table() -> None:
-    found = explained_with(X @ X, memory_limit=3000)
-    assert str(found).splitlines()[-2] == f"to let it fit: {found.advice}"
-    assert re.fullmatch("set dgpu.memory.limit to at least .* or use smaller chunks", found.advice)
+def test_what_does_not_fit_has_its_name_and_bytes() -> None:
+    found = memory_of(X @ X, memory_limit=3000)
+    (product,) = found.left
+    needed = at_least(product.peak_bytes)
+    assert (product.operations, product.seconds) == ("matmul", None)
+    assert product.shape == (16, 16)
+    assert product.peak_bytes == found.peak_bytes > 3000
+    text = f"does not fit: matmul needs at least {needed} on a rank and 2.93 kiB may be used; set"
+    shown = " ".join(str(found).split())
+    assert shown.startswith(text)
+    assert "or use smaller chunks" in shown
+    assert re.search(rf"matmul left to Dask .* {product.workspace_bytes / 1024:.2f} kiB", shown)
     assert found.advice in found._repr_html_()
-    (product,) = (each for each in found.operations if each.operation == "matmul")
-    assert re.fullmatch("it(s smallest part)? needs .* on a rank and .* may be used", product.why)
-    assert not explained_with((x := da.ones((64, 64), chunks=8)) @ x, memory_limit=3000).advice
+    assert memory_of((x := da.ones((64, 64), chunks=8)) @ x, memory_limit=3000).feasible
 
 
 def test_less_than_advised_is_too_little() -> None:
-    found = explained_with(X @ X, memory_limit=3000)
+    found = memory_of(X @ X, memory_limit=3000)
     limit = parse_bytes(advised_settings(found)["memory_limit"])
-    assert explained_with(X @ X, memory_limit=int(limit * 0.98)).advice
+    assert not memory_of(X @ X, memory_limit=int(limit * 0.98)).feasible
 
 
 @pytest.mark.parametrize("others", [1, pytest.param(3000, marks=pytest.mark.slow), 60_000])
 def test_other_results_count(others: int) -> None:
     """Their bytes are rounded, to a number that grows with the limit."""
     values = {"when": "always", "memory_safety_margin": 0.25, "device_memory": 1 << 20}
-    advice = explained(X @ X, others=others, memory_limit=8000, **values).advice
+    advice = explained(X @ X, others=others, memory_limit=8000, **values).memory.advice
     found = re.match(r"set dgpu.memory.limit to at least (.*) or use smaller chunks", advice)
     assert found is not None
     assert "or use more workers" in advice
     limit = parse_bytes(found.group(1).partition(" or ")[0])
-    assert not explained(X @ X, others=others, memory_limit=limit, **values).advice
+    assert explained(X @ X, others=others, memory_limit=limit, **values).memory.feasible
 
 
 @pytest.mark.parametrize(("memory", "freed"), [(3000, []), (10_000, ["free other results"])])
 def test_no_setting_is_advised_beyond_the_memory_of_workers(memory: int, freed: list[str]) -> None:
     values = {"workers": 2, "device": "cuda", "device_memory": memory, "when": "always"}
-    first, *others = explained(X @ X, others=7000, **values).advice.split(" or ")
+    first, *others = explained(X @ X, others=7000, **values).memory.advice.split(" or ")
     assert re.fullmatch(r"use workers with at least .* for blocks", first)
     assert others == ["use smaller chunks", "use more workers", *freed]
 
@@ -157,7 +212,7 @@ def on_gpus(
         figures=figures,
         when="always",
         local_ranks=2,
-    )
+    ).memory
 
 
 @pytest.mark.parametrize(
@@ -174,15 +229,16 @@ def test_blocks_of_numpy_pass_to_gpus_and_back(
     make: Callable[[da.Array], da.Array], of_cupy: str, copied: int
 ) -> None:
     found = on_gpus(make(X.persist(scheduler="sync")), of_cupy=of_cupy)
-    ((_, prediction),) = found.regions
-    assert prediction.host_bytes == copied
+    (gang,) = found.gangs
+    assert gang.host_bytes == found.host_bytes == copied
+    assert bool(re.search(r"received +host +predicted", str(found))) == bool(copied)
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 50_000])  # whole, in parts
 def test_seconds_include_copies_over_pcie(memory: int) -> None:
     x = X.persist(scheduler="sync")
     slow, none = (on_gpus(x @ x, memory=memory, link_bandwidth=rate) for rate in (1e3, 1e30))
-    ((_, gang),), ((_, without),) = slow.regions, none.regions
+    (gang,), (without,) = slow.gangs, none.gangs
     assert (gang.parts > 1) is (memory < 1 << 30)
     copies = gang.host_bytes / (2 * 1e3)
     assert gang.host_bytes >= 2 * ARRAY
@@ -205,8 +261,7 @@ def test_copies_decide_nothing_against_plain_dask() -> None:
 
 def test_nothing_passes_to_a_gpu_in_a_process_without() -> None:
     x = X.persist(scheduler="sync")
-    ((_, prediction),) = on_gpus(x @ x, workers=0).regions
-    assert prediction.host_bytes == 0
+    assert on_gpus(x @ x, workers=0).host_bytes == 0
 
 
 @given(st.integers(1, 1 << 60))

@@ -154,8 +154,10 @@ def test_explained() -> None:
     assert operation.by == "gang"
     assert operation.why.startswith(f"{text}: ")
     assert text in str(found)
-    assert not found.advice
-    assert prediction.peak_bytes <= room
+    assert f"matmul  {prediction.parts} of 77 x 49" in str(found.memory)
+    assert found.memory.feasible
+    assert found.memory.peak_bytes == prediction.peak_bytes <= room
+    assert [gang["parts"] for gang in found.memory.to_dict()["gangs"]] == [prediction.parts]
     assert [region["parts"] for region in found.to_dict()["regions"]] == [prediction.parts]
 
 

@@ -13,6 +13,7 @@ from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
+from dask_dgpu.observe.explain.memory import memory_of
 from dask_dgpu.observe.explain.operations import GANG, Finder, Operation
 from dask_dgpu.observe.explain.runs import last_runs, runs_of
 from dask_dgpu.observe.explain.table import Totals
@@ -89,8 +90,10 @@ def _explained(
     optimizer = optimizer.calibrated(client)
     try:
         rewriting = optimizer.rewrite(graph, keys, present)
-        advice = advised(
-            optimizer, rewriting.lacks, lambda other: other.rewrite(graph, keys, present).lacks
+        lacks, advice = advised(
+            optimizer,
+            rewriting.lacks,
+            lambda other: other.rewrite(graph, keys, present).lacks,
         )
     except Exception as error:
         if optimizer.settings.on_error == "raise":
@@ -108,6 +111,7 @@ def _explained(
     if measured and not operations:
         operations = _made(names)
     read = [key for region, _ in regions for key in blocks_of(region)]
+    room, passes = optimizer.room(present.others(read)), rewriting.reader.in_passes_of(graph)
     return Explanation(
         True,
         rewritten,
@@ -120,9 +124,9 @@ def _explained(
         plain.seconds,
         tuple(operations),
         Totals(ours.tasks, ours.seconds, plain.tasks, plain.seconds),
-        optimizer.room(present.others(read)),
+        room,
         bool(measured),
-        advice,
+        memory_of(rewriting, operations, passes, lacks, advice, room, ours.seconds),
     )
 
 

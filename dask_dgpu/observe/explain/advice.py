@@ -22,29 +22,32 @@ Lacks = Mapping[str, Lack]
 Plan = Callable[[GraphOptimizer], Lacks]
 
 
-def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> str:
-    """Return what to change so that ``plan(optimizer)`` lacks nothing, empty if it does not.
+def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks, str]:
+    """Return what operations lack, and what to change so that ``plan(optimizer)`` lacks nothing.
 
     Settings with more memory are tried. They may show that another part needs more.
     """
     if not lacks:
-        return ""
+        return lacks, ""
     settings, facts, last, changes = optimizer.settings, optimizer.facts, lacks, dict[str, str]()
-    most = max(each.peak_bytes for each in lacks.values())
     for _ in range(MOST_TRIED):
         changes = _enough(last.values(), settings, facts)
         values: dict[str, Any] = {f"memory_{name}": parse_bytes(n) for name, n in changes.items()}
         last = plan(replace(optimizer, settings=replace(settings, **values)))
         if not last:
             break
-        most = max(most, *(each.peak_bytes for each in last.values()))
+        lacks = {
+            name: replace(each, prediction=last.get(name, each).prediction)
+            for name, each in lacks.items()
+        }
     advice = [] if last else [_setting(changes, facts)]
     advice.append("use smaller chunks")
     if facts.workers:
         advice.append("use more workers")
-    if most <= (usable(facts, settings) or 0):
+    most = usable(facts, settings) or 0
+    if all(each.peak_bytes <= most for each in lacks.values()):
         advice.append("free other results")
-    return " or ".join(advice)
+    return lacks, " or ".join(advice)
 
 
 def _enough(lacks: Iterable[Lack], settings: Settings, facts: ClusterFacts) -> dict[str, str]:

@@ -1,13 +1,17 @@
-"""An explanation as a value: text, HTML, a dict."""
+"""An explanation as a value: text, HTML, a dict, a drawing."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from html import escape
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.cost.table import Rows, Shown
+from dask_dgpu.observe.explain.drawing import drawn
+from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
 from dask_dgpu.observe.explain.table import Totals, table_of
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 DISABLED = "dask_dgpu is not enabled: everything is left to Dask"
 NO_OPERATION = "no operations of arrays to compute: blocks exist, or nothing here is an array"
+
+NO_GANGS = Memory((), None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,8 +62,8 @@ class Explanation(Shown):
         The bytes of a rank that a gang may use, ``None`` for no limit.
     timed : bool
         Whether measured seconds were requested.
-    advice : str
-        What to change if an operation is left to Dask because it does not fit; else empty.
+    memory : Memory
+        The memory that each gang needs on a rank, what makes it up, and what it transfers.
 
     Notes
     -----
@@ -78,7 +84,7 @@ class Explanation(Shown):
     totals: Totals | None = None
     room: float | None = None
     timed: bool = False
-    advice: str = ""
+    memory: Memory = NO_GANGS
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -99,7 +105,7 @@ class Explanation(Shown):
             ``"declined"``, a list of dicts with ``"name"`` and ``"reason"``; ``"failures"``,
             a list of reasons; ``"measured"``, the names of the measured rates; ``"seconds"`` and
             ``"dask_seconds"`` of the whole graph; ``"room"``, the bytes that a gang may use on a
-            rank; and the ``"advice"``.
+            rank.
         """
         return {
             "enabled": self.enabled,
@@ -125,7 +131,6 @@ class Explanation(Shown):
             "seconds": self.seconds,
             "dask_seconds": self.dask_seconds,
             "room": self.room,
-            "advice": self.advice,
         }
 
     def to_json(self) -> str:
@@ -137,6 +142,32 @@ class Explanation(Shown):
             One object; values that JSON does not know are texts.
         """
         return json.dumps(self.to_dict(), default=str)
+
+    def visualize(self, filename: str | PathLike[str] | None = None) -> Any:
+        """Draw the program: operations, layouts, exchanges.
+
+        Parameters
+        ----------
+        filename : path-like, optional
+            A file for the drawing, which is overwritten. Its ending is the format, as ``.svg``.
+
+        Returns
+        -------
+        graphviz.Digraph
+            Displays in a notebook.
+
+        Raises
+        ------
+        DgpuError
+            If the package graphviz is not installed.
+        ValueError
+            If Graphviz does not know the format.
+        """
+        drawing = drawn(self.operations)
+        if filename is not None:
+            path = Path(filename)
+            path.write_bytes(drawing.pipe(path.suffix[1:]))
+        return drawing
 
     def _rows(self) -> Rows:
         predictions = [prediction for _, prediction in self.regions]
@@ -154,7 +185,7 @@ class Explanation(Shown):
             return [DISABLED]
         if not self.operations:
             return [] if self.failures else [NO_OPERATION]
-        lines = [f"to let it fit: {self.advice}"] if self.advice else []
+        lines = []
         if self.totals is None or self.totals.dask_tasks:
             lines.append(f"rates: {self._rates()}")
         steps = [step for run in self.runs for step in run]
