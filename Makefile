@@ -28,12 +28,12 @@ help:  ## say what can be made
 	.venv/bin/python $(PIP) -c ci/constraints.txt -e '.[dev]'
 	@touch $@
 
-.venv-latest: .venv-latest/.made  ## the same with the newest dask and distributed
+.venv-latest: .venv-latest/.made  ## the same with the newest dask, distributed and dask-array
 
-# Its own dask and distributed come first on the path; all else is that of .venv.
+# Its own dask, distributed and dask-array come first on the path; all else is that of .venv.
 .venv-latest/.made: .venv/.made
 	$(beside)
-	.venv-latest/bin/python $(PIP) --upgrade dask distributed
+	.venv-latest/bin/python $(PIP) --upgrade dask distributed 'dask-array<0.8'
 	@touch $@
 
 # Bokeh, for Dask's dashboard. With it each worker of a test would start a second later.
@@ -62,7 +62,7 @@ quick: .venv  ## the quick tests alone
 test-all: .venv  ## what test leaves out: slow tests, and 5 times as many random examples
 	.venv/bin/python -m pytest $(THOROUGH) $(PYTEST_ARGS)
 
-test-latest: .venv-latest  ## the quick tests that use Dask, with the newest dask and distributed
+test-latest: .venv-latest  ## the quick tests that use Dask, with the newest dask, distributed and dask-array
 	.venv-latest/bin/python -m pytest $(QUICK) $(PYTEST_ARGS) $(addprefix --ignore=tests/, $(DASKLESS))
 
 test-dashboard: .venv-dashboard/.made  ## the test of Dask's dashboard in Chromium, with Bokeh
@@ -77,8 +77,9 @@ style: .venv
 types: .venv
 	.venv/bin/pre-commit run mypy --all-files
 
-compat: .venv  ## Dask's own array tests with the plugin enabled
+compat: .venv  ## Dask's own array tests with the plugin enabled, and those of dask_array
 	.venv/bin/python -m tests.support.compat
+	.venv/bin/python -m tests.support.compat --package dask_array
 
 notebooks: .venv  ## run the notebooks and store their outputs
 	.venv/bin/python -m tests.support.notebooks

@@ -20,8 +20,10 @@ import numpy as np
 from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array, as_operand, check_dtype, expected, integer, integers, real
+from dask_dgpu.kinds import of_either_kind
 
 
+@of_either_kind
 def gelu(x: Any) -> Array:
     """Compute the Gaussian error linear unit, in its form with tanh.
 
@@ -56,6 +58,7 @@ def gelu(x: Any) -> Array:
     return _as(dtype, result)
 
 
+@of_either_kind
 def softmax(x: Any, axis: int = -1) -> Array:
     """Divide exponentials by their sum along an axis.
 
@@ -95,6 +98,7 @@ def softmax(x: Any, axis: int = -1) -> Array:
     return _as(dtype, powers / powers.sum(axis=along, keepdims=True))
 
 
+@of_either_kind
 def layer_norm(
     x: Any,
     axis: int | Sequence[int] = -1,

@@ -38,6 +38,7 @@ from dask_dgpu.array.stencil import (
 )
 from dask_dgpu.environment.facts import current_client
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.optimizer import enabled_optimizer
 from dask_dgpu.runtime import tasks
 from graph_opt.dask_graph.internals import Task
@@ -85,6 +86,7 @@ class JacobiInfo:
         return cls(checked[-1], outcome.reason == CONVERGED, outcome.reason, residuals, checked)
 
 
+@of_either_kind
 def jacobi(
     u0: Any,
     rhs: Any,

@@ -35,6 +35,7 @@ from dask_dgpu.arguments import (
     real,
 )
 from dask_dgpu.array.chunks import any_chunks
+from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.optimizer import enabled_optimizer
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.dask_graph.products import MATMUL
@@ -42,6 +43,7 @@ from graph_opt.model.layout import CONTAINERS
 from graph_opt.pieces.matmul import MatmulPiece
 
 
+@of_either_kind
 def matmul(
     a: Any,
     b: Any,

@@ -40,11 +40,13 @@ from dask_dgpu.array.fft.call import output_layout, transform_axes
 from dask_dgpu.array.fft.fallback import map_with_start
 from dask_dgpu.kernels.fft import Transform
 from dask_dgpu.kernels.fft.factors import Axis, divide
+from dask_dgpu.kinds import of_either_kind
 
 FORWARD = {"zero": "dst1", "reflect": "dct2", "periodic": "fft"}
 BACKWARD = {"zero": "dst1", "reflect": "dct3", "periodic": "ifft"}
 
 
+@of_either_kind
 def poisson(
     rhs: Any, dx: float | Sequence[float] = 1.0, boundary: str | Sequence[str] = "periodic"
 ) -> Array:

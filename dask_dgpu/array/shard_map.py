@@ -41,6 +41,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.comm.local import run_local
+from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.optimizer import GraphOptimizer
 from graph_opt.dask_graph.layers import array_of, deferred
 from graph_opt.model.layout import Cuts, cuts_of
@@ -112,6 +113,7 @@ def shard_map(
     along = tuple(_axis("in_", each) for each in in_) if isinstance(in_, tuple) else None
     every = None if along is not None else _axis("in_", in_)
 
+    @of_either_kind
     @functools.wraps(f, updated=())
     def call(*arrays: Any) -> Array:
         if not arrays:

@@ -39,6 +39,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.array.chunks import rechunked
 from dask_dgpu.kernels.stencil import LAPLACIAN_5PT, LAPLACIAN_9PT, Taps, padded, weighted
+from dask_dgpu.kinds import of_either_kind
 from graph_opt.dask_graph.internals import ensure_minimum_chunksize
 from graph_opt.dask_graph.layers import Expand, Passes, array_of, deferred
 from graph_opt.model.layout import Chunks, even_spans
@@ -49,6 +50,7 @@ __all__ = ["LAPLACIAN_5PT", "LAPLACIAN_9PT", "stencil"]
 BOUNDARIES = ("zero", "periodic", "reflect", "mirror", "nearest")
 
 
+@of_either_kind
 def stencil(
     x: Any,
     kernel: Any = LAPLACIAN_5PT,

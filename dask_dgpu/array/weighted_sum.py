@@ -17,10 +17,12 @@ import dask.array as da
 from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array, as_operand, check_dtype
+from dask_dgpu.kinds import of_either_kind
 
 Shape = tuple[int, ...]
 
 
+@of_either_kind
 def weighted_sum(x: Any, w: Any) -> Array:
     """Sum the products of elements and weights along the last axis.
 
@@ -59,6 +61,7 @@ def weighted_sum(x: Any, w: Any) -> Array:
     return result
 
 
+@of_either_kind
 def weighted_sum_grad(g: Any, x: Any, w: Any) -> tuple[Array, Array]:
     """Compute the gradients of :func:`weighted_sum` for elements and weights.
 

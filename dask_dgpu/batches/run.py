@@ -22,6 +22,7 @@ from dask_dgpu.batches.sites import opened
 from dask_dgpu.batches.sources import Operand, is_operand, numbers, operand
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.errors import RunManyError
+from dask_dgpu.kinds import of_either_kind
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,6 +31,7 @@ IN_FLIGHT = 2
 """Calls of ``run_many`` at a time: operands of one are transferred while another is computed."""
 
 
+@of_either_kind
 def run(
     op: Any,
     *arrays: Any,
@@ -127,6 +129,7 @@ def run(
         return compute(request, site.room, out, Shared(), progress=bool(progress))
 
 
+@of_either_kind
 def plan(
     op: Any,
     *arrays: Any,
@@ -202,6 +205,7 @@ def plan(
         return plan_passes(call.title, in_passes(call, room), room, timed=True)
 
 
+@of_either_kind
 def run_many(
     op: Any,
     calls: Sequence[Sequence[Any]],

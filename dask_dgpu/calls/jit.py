@@ -26,6 +26,7 @@ from dask.array.core import Array
 from dask.base import persist
 
 from dask_dgpu.arguments import expected
+from dask_dgpu.kinds import as_dasks, as_expressions, is_expression, taking_expressions
 from dask_dgpu.observe.explain import Explanation, explain
 from dask_dgpu.optimizer import GraphOptimizer
 
@@ -73,6 +74,8 @@ class Step:
         GangError
             If an array was donated to an earlier call, or is lost and cannot be computed again.
         """
+        if any(map(is_expression, arguments)):
+            return as_expressions(self.of_dasks(*as_dasks(arguments)))
         for at, each in enumerate(arguments):
             if not isinstance(each, (Array, *NUMBERS)):
                 expected(f"argument {at}", "a Dask array or a number", each, TypeError)
@@ -85,6 +88,11 @@ class Step:
             return rebuilt(returned, called(*known, arguments, self._donate))
         returned = self._function(*arguments)
         return rebuilt(returned, persist(*listed(returned)))
+
+    @functools.cached_property
+    def of_dasks(self) -> Step:
+        """The same for a function of dask_array's arrays, but it takes Dask's."""
+        return Step(taking_expressions(self._function), self._donate)
 
     def lower(self, *arguments: Any) -> Explanation:
         """Return how the workers would compute a call; see :func:`explain`."""

@@ -15,6 +15,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import as_array, expected, integer
 from dask_dgpu.calls.jit import NUMBERS, Step, listed, rebuilt
+from dask_dgpu.kinds import of_functions_of_either_kind
 
 Function = Callable[..., Any]
 
@@ -95,6 +96,7 @@ def _kind(array: Array) -> str:
     return f"{array.dtype} in chunks {array.chunks} of {type(array._meta).__name__}"
 
 
+@of_functions_of_either_kind
 def while_loop(cond: Function, body: Function, state: Any, *, max_iterations: int) -> Any:
     """Call a function on its own result as long as a condition holds, on the workers.
 
@@ -164,6 +166,7 @@ def while_loop(cond: Function, body: Function, state: Any, *, max_iterations: in
     return rebuilt(state, loop.run(_numbers(state), most))
 
 
+@of_functions_of_either_kind
 def fori_loop(n: int, body: Function, state: Any) -> Any:
     """Call a function a number of times on its own result, on the workers.
 

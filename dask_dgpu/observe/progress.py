@@ -13,6 +13,7 @@ from dask.utils import format_time
 from dask_dgpu.cost.console import counting_bars
 from dask_dgpu.cost.table import BLUE, Cell, Rows
 from dask_dgpu.errors import DgpuError
+from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.observe.under_way import Bar, awaited, has_plugin, reached
 from graph_opt.model.layout import counted
 
@@ -24,6 +25,7 @@ INTERVAL = 0.2
 """Seconds between two updates."""
 
 
+@of_either_kind
 def progress(*futures: Any) -> None:
     """Show the progress of computations until they end.
 

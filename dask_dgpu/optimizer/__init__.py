@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import dask.array.optimization
@@ -10,6 +12,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.kernels.scan import FUNCTIONS as SCANS
+from dask_dgpu.kinds import as_dasks
 from dask_dgpu.optimizer.structures import optimized
 from dask_dgpu.planner.decisions import Planner, Rewriting
 from dask_dgpu.planner.fallbacks import log_verdicts, logger, report, report_elsewhere
@@ -95,6 +98,21 @@ class GraphOptimizer(Planner):
             if self.settings.on_error == "raise":
                 raise
             return ()
+
+
+def reading(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``collections_to_expr`` of Dask: arrays of dask_array are computed as Dask's."""
+
+    @wraps(original)
+    def collections_to_expr(collections: Any, *args: Any, **kwargs: Any) -> Any:
+        several = isinstance(collections, tuple | list | set)
+        given = collections if several else (collections,)
+        if any(type(each).__module__.startswith("dask_array.") for each in given):
+            found = list(map(as_dasks, given))
+            collections = found if several else found[0]
+        return original(collections, *args, **kwargs)
+
+    return collections_to_expr
 
 
 def enabled_optimizer() -> GraphOptimizer | None:

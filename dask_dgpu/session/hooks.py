@@ -28,6 +28,7 @@ from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime.scheduler.states import at_once
 from dask_dgpu.session.building import replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
+from dask_dgpu.session.expressions import expression_patches
 from dask_dgpu.session.joining import joining
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
@@ -64,7 +65,8 @@ def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, F
         (da, "einsum", pairwise(da.einsum)),
         *((da, name, dispatched(getattr(da, name))) for name in UNDISPATCHED),
         *_building(),
-        *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
+        *((DASK_FFT, name, getattr(fft, name).__wrapped__) for name in DASKS_OWN),
+        *expression_patches(),
     ]
     if sum_method != "dask":
         sums = _summing("sum", da.sum, sum_method)

@@ -9,6 +9,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask_array
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -66,8 +67,11 @@ def partial(function: Callable[..., Any], *arguments: Any) -> Callable[..., Any]
     return lambda **wrong: function(*arguments, **wrong)
 
 
-def table() -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
-    """Yield a name, a function of what is wrong, its parameter, and the wrong value."""
+def table(X: Any, V: Any) -> Iterator[tuple[str, Callable[..., Any], str, Any]]:
+    """Yield a name, a function of what is wrong, its parameter, and the wrong value.
+
+    ``X`` and ``V`` are arrays, of Dask or of dask_array.
+    """
     for kind in REDUCTIONS:
         function = partial(getattr(dgpu, kind), X)
         yield from ((kind, function, "axis", bad) for bad in (*INTEGERS, (0, "1"), {0}))
@@ -190,12 +194,17 @@ def refuses(call: Callable[[], Any], name: str) -> str:
     return message
 
 
-CALLS = list(table())
+PACKAGES = {"dask.array": da, "dask_array": dask_array}
+CALLS = {
+    name: list(table(package.ones((6, 8), chunks=(2, 4)), package.ones(6, chunks=2)))
+    for name, package in PACKAGES.items()
+}
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, *_ in CALLS))
-def test_an_argument(kind: str) -> None:
-    for each, function, name, bad in CALLS:
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, *_ in CALLS["dask.array"]))
+def test_an_argument(kind: str, package: str) -> None:
+    for each, function, name, bad in CALLS[package]:
         if each == kind:
             refuses(lambda call=function, name=name, bad=bad: call(**{name: bad}), name)
 

@@ -32,6 +32,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.array.chunks import beside
 from dask_dgpu.array.conv2d.fallback import expand
+from dask_dgpu.kinds import of_either_kind
 from graph_opt.dask_graph.layers import deferred
 from graph_opt.model.layout import ArrayNode, cuts_of, is_bfloat16
 from graph_opt.model.window import Convolution, Sliding
@@ -42,6 +43,7 @@ Pair = tuple[int, int]
 AXES = ("rows", "columns")
 
 
+@of_either_kind
 def conv2d(
     x: Any,
     weight: Any,

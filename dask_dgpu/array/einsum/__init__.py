@@ -34,10 +34,12 @@ from dask_dgpu.array.einsum.expression import contraction, reduced
 from dask_dgpu.array.einsum.parse import Subscripts, arguments, parse
 from dask_dgpu.array.einsum.path import EinsumPath, EinsumStep
 from dask_dgpu.array.einsum.slices import plan
+from dask_dgpu.kinds import of_either_kind
 
 __all__ = ["EinsumPath", "EinsumStep", "einsum", "einsum_path"]
 
 
+@of_either_kind
 def einsum(
     subscripts: Any,
     *operands: Any,
@@ -114,6 +116,7 @@ def einsum(
     return contraction(arrays, parsed, path)
 
 
+@of_either_kind
 def einsum_path(
     subscripts: Any,
     *operands: Any,

@@ -43,6 +43,7 @@ from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
 from dask_dgpu.arguments import as_array
 from dask_dgpu.array.fft.call import along_axes, along_axis, planned, transformed, trigonometric
 from dask_dgpu.kernels.fft import TO_HALF_COMPLEX, TO_REAL
+from dask_dgpu.kinds import of_either_kind
 
 __all__ = [
     "dct",
@@ -151,7 +152,7 @@ def _public(function: Function, name: str, what: str, arguments: str) -> Functio
     }
     function.__module__, function.__name__, function.__qualname__ = __name__, name, name
     function.__doc__ = DOCUMENTATION.format(**fields, arguments=arguments.format(**fields))
-    return function
+    return of_either_kind(function)
 
 
 class OneAxis(Protocol):

@@ -34,6 +34,7 @@ from dask_dgpu.array.reductions.call import (
     result_dtype,
 )
 from dask_dgpu.array.reductions.products import dot, norm
+from dask_dgpu.kinds import of_either_kind
 from graph_opt.model.layout import is_bfloat16, real_of
 
 __all__ = ["Method", "dot", "max", "mean", "min", "norm", "std", "sum", "var"]
@@ -42,6 +43,7 @@ Axis = int | Sequence[int] | None
 Function = TypeVar("Function", bound=Callable[..., Array])
 
 
+@of_either_kind
 def sum(
     x: Any,
     axis: Axis = None,
@@ -118,6 +120,7 @@ def _sections_of(other: Function) -> Callable[[Function], Function]:
 
 
 @_sections_of(sum)
+@of_either_kind
 def mean(
     x: Any,
     axis: Axis = None,
@@ -133,6 +136,7 @@ def mean(
     return reduced("mean", x, axis, keepdims, dtype, method)
 
 
+@of_either_kind
 def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the largest elements along some axes; exact, by ``dask.array.max``.
 
@@ -161,11 +165,13 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 @_sections_of(max)
+@of_either_kind
 def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     """Return the smallest elements along some axes; exact, by ``dask.array.min``."""
     return extreme(da.min, x, axis, keepdims)
 
 
+@of_either_kind
 def var(
     x: Any,
     axis: Axis = None,
@@ -247,6 +253,7 @@ def _square(x: Array) -> Array:
 
 
 @_sections_of(var)
+@of_either_kind
 def std(
     x: Any,
     axis: Axis = None,

@@ -11,9 +11,11 @@ from dask.array.core import Array
 
 from dask_dgpu.array.reductions.call import Method, checked, converted, reduced, reducible
 from dask_dgpu.kernels.sums.exact_product import count, terms
+from dask_dgpu.kinds import of_either_kind
 from graph_opt.model.layout import is_inexact, real_of
 
 
+@of_either_kind
 def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     """Multiply two vectors.
 
@@ -81,6 +83,7 @@ def dot(x: Any, y: Any, *, method: Method = "compensated") -> Array:
     return converted(_summed(x, y, (0,), False, method), result)
 
 
+@of_either_kind
 def norm(
     x: Any,
     axis: int | Sequence[int] | None = None,

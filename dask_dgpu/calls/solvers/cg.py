@@ -11,6 +11,7 @@ from dask.array.core import Array
 
 from dask_dgpu.arguments import integer, real
 from dask_dgpu.calls.solvers.method import Method, dot, kept, norm, system
+from dask_dgpu.kinds import of_functions_of_either_kind
 
 COUNT = 5
 """The place of the number of iterations in the state."""
@@ -51,6 +52,7 @@ class Gradients(Method):
         return [x, r, z + after / rho * p, after, tolerance, k + 1, *matrices]
 
 
+@of_functions_of_either_kind
 def cg(
     A: Any,
     b: Array,

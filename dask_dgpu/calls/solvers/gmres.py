@@ -23,6 +23,7 @@ from dask.array.core import Array
 from dask_dgpu.arguments import integer, real
 from dask_dgpu.calls.jit import Step
 from dask_dgpu.calls.solvers.method import Method, conj, kept, norm, system
+from dask_dgpu.kinds import of_functions_of_either_kind
 
 FOUND = slice(6, 9)
 """The places of the basis, the matrix and the right side in the state."""
@@ -122,6 +123,7 @@ def _least_squares(a: Any, b: Any) -> Any:
     return np.linalg.lstsq(a, b, rcond=None)[0] if np.isfinite(a).all() else math.nan * b
 
 
+@of_functions_of_either_kind
 def gmres(
     A: Any,
     b: Array,

@@ -28,6 +28,7 @@ from dask_dgpu.arguments import (
 )
 from dask_dgpu.calls.loop import plain
 from dask_dgpu.calls.solvers.method import Method, conj, dot, dtype_of, kept, like, norm
+from dask_dgpu.kinds import of_functions_of_either_kind
 
 
 class State(NamedTuple):
@@ -169,6 +170,7 @@ def _normal(x: Array, size: Array) -> Array:
     return x / da.where(size == 0, 1, size)
 
 
+@of_functions_of_either_kind
 def lsqr(
     A: Any,
     b: Array,

@@ -11,6 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.arguments import check_flag, expected
 from dask_dgpu.environment.facts import current_client
+from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.observe.explain.advice import advised
 from dask_dgpu.observe.explain.explanation import Explanation
 from dask_dgpu.observe.explain.memory import memory_of
@@ -26,6 +27,7 @@ from graph_opt.model.piece import Region
 __all__ = ["Explanation", "explain"]
 
 
+@of_either_kind
 def explain(array: Any, *arrays: Any, measured: bool = False) -> Explanation:
     """Show how dask_dgpu would compute an array, or several together.
 

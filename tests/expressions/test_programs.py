@@ -1,0 +1,136 @@
+"""The same programs with arrays of Dask and of dask_array: results, declarations, gangs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import dask
+import dask.array as da
+import dask_array as xa
+import numpy as np
+import pytest
+
+import dask_dgpu as dgpu
+from tests.expressions.programs import PROGRAMS, cases
+
+MATRIX = np.random.default_rng(7).random((24, 24))
+
+pytestmark = pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")
+
+
+def array(package: Any) -> Any:
+    return package.from_array(MATRIX, chunks=(7, 9))
+
+
+def close(found: Any, wanted: Any) -> None:
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", cases())
+def test_results_are_those_of_dask_array(name: str) -> None:
+    program = PROGRAMS[name]
+    wanted = program(xa, array(xa))
+    plain = wanted.compute(scheduler="sync")
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        y = program(xa, array(xa))
+        assert isinstance(y, xa.Array)
+        assert y.dtype == wanted.dtype
+        np.testing.assert_array_equal(y.shape, wanted.shape)
+        close(y.compute(scheduler="sync"), plain)
+        kept = y.persist(scheduler="sync")
+        assert (type(kept), kept.name) == (xa.Array, y.name)
+        close(kept.compute(scheduler="sync"), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "optimize"])
+def test_gangs_are_those_of_dask(name: str) -> None:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        ours, dasks = (
+            dgpu.explain(PROGRAMS[name](package, array(package))).rewritten for package in (xa, da)
+        )
+    assert bool(ours) == bool(dasks)  # chunks that are aligned otherwise are moved otherwise
+
+
+@pytest.mark.parametrize("name", ["fft", "irfft2", "rfftn", "hfft"])
+def test_transforms_of_axes_in_several_chunks(name: str) -> None:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        y = getattr(xa.fft, name)(array(xa))
+        assert isinstance(y, xa.Array)
+        assert dgpu.explain(y).rewritten
+        close(y.compute(), getattr(np.fft, name)(MATRIX))
+        close(np.fft.fft(array(xa), axis=0).compute(), np.fft.fft(MATRIX, axis=0))
+
+
+def test_several_arrays_are_one_computation() -> None:
+    x = array(xa)
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        y = x @ x.T
+        found = dask.compute(y.sum(), {"mean": [y.mean(axis=0)]}, scheduler="sync")
+        persisted = dask.persist(y, x + 1, scheduler="sync")
+    product = MATRIX @ MATRIX.T
+    close(found[0], product.sum())
+    close(found[1]["mean"][0], product.mean(axis=0))
+    assert all(isinstance(each, xa.Array) for each in persisted)
+    close(persisted[0].compute(), product)
+
+
+def test_functions_of_both_packages_are_computed_together() -> None:
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        found = dask.compute(array(xa) @ MATRIX, array(da) @ MATRIX, scheduler="sync")
+    close(found[0], MATRIX @ MATRIX)
+    np.testing.assert_array_equal(*found)
+
+
+def test_sums_by_the_setting() -> None:
+    large = np.array([1e16, 1.0, -1e16, 1.0])
+    x = xa.from_array(large, chunks=1)
+    with dgpu.enable(sum_method="reproducible"):
+        assert x.sum().compute() == 2
+        assert x.mean().compute() == 0.5
+    with dgpu.enable(sum_method="dask"):
+        assert x.sum().compute() != 2
+
+
+def test_random_numbers_stay_the_same() -> None:
+    x = xa.random.default_rng(3).random((20, 20), chunks=6)
+    plain = x.compute()
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        np.testing.assert_array_equal(x.compute(), plain)
+        close((x @ x).compute(), plain @ plain)
+
+
+class Stored:
+    """Counts what is read of it."""
+
+    shape, dtype, ndim = MATRIX.shape, MATRIX.dtype, 2
+    read: ClassVar[list[tuple[slice, slice]]] = []
+
+    def __getitem__(self, index: tuple[slice, slice]) -> Any:
+        self.read.append(index)
+        return MATRIX[index]
+
+
+def test_slices_are_read_where_they_are() -> None:
+    """As dask_array has it."""
+    Stored.read.clear()
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        x = xa.from_array(Stored(), chunks=8, asarray=True, meta=np.empty((0, 0)))
+        close((x[:4] @ x[:, :5]).compute(scheduler="sync"), MATRIX[:4] @ MATRIX[:, :5])
+    sizes = [
+        (rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in Stored.read
+    ]
+    assert sum(sizes) == 4 * 24 + 24 * 5
+
+
+def test_disabled_it_is_dask_arrays_own() -> None:
+    x = array(xa)
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        y = dgpu.matmul(x, x)
+        z = xa.fft.fft(x, axis=0)
+    for lazy, wanted in ((y, MATRIX @ MATRIX), (z, np.fft.fft(MATRIX, axis=0))):
+        close((lazy + 1).compute(), wanted + 1)
+    with pytest.raises(ValueError, match="single chunk"):
+        xa.fft.fft(x, axis=0)
+    assert dask.base.collections_to_expr.__module__ == "dask.base"

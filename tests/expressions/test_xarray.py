@@ -1,0 +1,106 @@
+"""xarray on both packages of arrays: the same results, by gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import dask_array as xa
+import dask_array.xarray
+import numpy as np
+import pytest
+import xarray as xr
+from xarray.namedarray.parallelcompat import list_chunkmanagers
+
+import dask_dgpu as dgpu
+
+VALUES = np.random.default_rng(5).random((20, 12))
+LABELS = np.arange(20) % 4
+WEIGHTS = xr.DataArray(np.arange(20.0), dims="t")
+
+
+@pytest.fixture(params=["dask.array", "dask_array"])
+def package(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The package of xarray's chunked arrays."""
+    managers = list_chunkmanagers()
+    before = managers["dask"]
+    if request.param == "dask_array":
+        dask_array.xarray.register()
+    else:
+        from xarray.namedarray.daskmanager import DaskManager
+
+        managers["dask"] = DaskManager()
+    yield xa if request.param == "dask_array" else da
+    managers["dask"] = before
+
+
+def data() -> xr.DataArray:
+    coordinates = {"t": np.arange(20.0), "x": np.arange(12.0)}
+    return xr.DataArray(VALUES, dims=("t", "x"), coords=coordinates)
+
+
+def line(t: Any, a: Any, b: Any) -> Any:
+    return a + b * t
+
+
+OPERATIONS: dict[str, Callable[[xr.DataArray], Any]] = {
+    "dot": lambda d: xr.dot(d, d, dim="t"),
+    "rolling": lambda d: d.rolling(t=3, center=True, min_periods=1).sum(),
+    "rolling, mean": lambda d: d.rolling(t=4).mean(),
+    "groupby": lambda d: d.assign_coords(g=("t", LABELS)).groupby("g").mean(),
+    "resample": lambda d: d.groupby_bins("x", 3).sum(),
+    "apply_ufunc": lambda d: xr.apply_ufunc(np.sqrt, d, dask="allowed"),
+    "apply_ufunc, blocks": lambda d: xr.apply_ufunc(
+        np.sum,
+        d.chunk(x=-1) if d.chunks else d,
+        input_core_dims=[["x"]],
+        kwargs={"axis": -1},
+        dask="parallelized",
+        output_dtypes=[float],
+    ),
+    "interp": lambda d: d.interp(t=[0.5, 3.25, 9.0]),
+    "polyfit": lambda d: d.polyfit("t", 2).polyfit_coefficients,
+    "curvefit": lambda d: (
+        (d.chunk(t=-1) if d.chunks else d).curvefit("t", line).curvefit_coefficients
+    ),
+    "coarsen": lambda d: d.coarsen(t=5).mean(),
+    "weighted": lambda d: d.weighted(WEIGHTS).mean("t"),
+    "map_blocks": lambda d: d.map_blocks(lambda block: 2 * block),
+    "std": lambda d: (d - d.mean("t")) / d.std("t"),
+    "shift": lambda d: d.shift(t=2) - d,
+    "diff": lambda d: d.diff("t", n=2),
+    "cumsum": lambda d: d.cumsum("t"),
+    "quantile": lambda d: (d.chunk(t=-1) if d.chunks else d).quantile(0.3, "t"),
+    "where": lambda d: d.where(d > 0.5).fillna(0),
+    "isel": lambda d: d.isel(t=[1, 5, 3]),
+    "stack": lambda d: d.stack(z=("t", "x")),
+    "concat": lambda d: xr.concat([d, 2 * d], "t"),
+}
+QUICK = ("dot", "rolling", "groupby", "weighted")
+MEETING = ("dot", "rolling", "rolling, mean", "polyfit", "weighted", "shift", "diff")
+"""Operations whose blocks meet."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in OPERATIONS],
+)
+def test_results_are_those_of_numpy(name: str, package: Any) -> None:
+    operation = OPERATIONS[name]
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        lazy = operation(data().chunk({"t": 5, "x": 6}))
+        assert isinstance(lazy.data, package.Array)
+        assert bool(dgpu.explain(lazy.data).rewritten) or name not in MEETING
+        found = lazy.compute()
+    xr.testing.assert_allclose(found, operation(data()))
+
+
+def test_zarr(package: Any, tmp_path: Any) -> None:
+    path = tmp_path / "x.zarr"
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        data().to_dataset(name="d").chunk({"t": 5, "x": 6}).to_zarr(path, consolidated=False)
+        lazy = xr.open_zarr(path, consolidated=False).d
+        assert isinstance(lazy.data, package.Array)
+        found = (lazy @ lazy.rename(t="u")).compute()
+    np.testing.assert_allclose(found, VALUES @ VALUES.T)
