@@ -17,7 +17,17 @@ from tests.fuzz.conftest import CLUSTER_EVERY, N_WORKERS
 from tests.fuzz.report import reproduction, smallest
 from tests.fuzz.tree import Tree, grow
 from tests.fuzz.values import both, dask_only
-from tests.fuzz.ways import SETTINGS, Outcome, Way, cluster_way, failure, local_way, numpy_way
+from tests.fuzz.ways import (
+    SETTINGS,
+    Outcome,
+    Way,
+    cluster_way,
+    expression_way,
+    failure,
+    local_way,
+    numpy_way,
+    plain_expression_way,
+)
 
 
 def check(seed: int, way: Way, n_workers: int = 0) -> None:
@@ -38,6 +48,13 @@ def test_tree(tree_seed: int, request: pytest.FixtureRequest) -> None:
     else:
         client = request.getfixturevalue("fuzz_client")
         check(tree_seed, cluster_way(client), N_WORKERS)
+
+
+@pytest.mark.slow
+def test_tree_of_expressions(tree_seed: int) -> None:
+    """The same trees of dask_array's arrays: against its own results, and NumPy's."""
+    wrong = failure(grow(tree_seed), expression_way, plain_expression_way)
+    assert wrong is None, f"seed {tree_seed}: {wrong}"
 
 
 @pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")

@@ -75,9 +75,14 @@ class Tree:
         steps = {name: step for name, step in self.steps.items() if name in needed}
         return replace(self, steps=steps, outputs=outputs)
 
-    def build(self, text: Text, place: Callable[[Any], Any] = lambda x: x) -> list[Any]:
-        """Return the outputs, computed by NumPy or lazy; ``place`` gets each input."""
-        known = dict(NAMESPACE)
+    def build(
+        self, text: Text, place: Callable[[Any], Any] = lambda x: x, arrays: Any = da
+    ) -> list[Any]:
+        """Return the outputs, computed by NumPy or lazy; ``place`` gets each input.
+
+        ``arrays`` is the package of lazy arrays.
+        """
+        known = {**NAMESPACE, "da": arrays}
         for name, step in self.steps.items():
             value = eval(getattr(step, text), known)
             known[name] = value if step.operands else place(value)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
+import dask.array as da
+import dask_array
 import numpy as np
 from distributed import Client
 
@@ -67,6 +69,19 @@ def local_way(tree: Tree) -> Outcome:
     return _ours(tree, compute, tree.settings)
 
 
+def expression_way(tree: Tree) -> Outcome:
+    """Return the outcome of dask_array's arrays."""
+
+    def compute(lazy: list[Any]) -> Any:
+        return dask.compute(*lazy, scheduler=tree.scheduler)
+
+    return _ours(tree, compute, tree.settings, arrays=dask_array)
+
+
+def plain_expression_way(tree: Tree) -> Outcome:
+    return plain_outcome(lambda: tree.build("plain", arrays=dask_array))
+
+
 def cluster_way(client: Client) -> Way:
     """Return the way by a client, which is not the default one."""
 
@@ -82,12 +97,16 @@ def _ours(
     compute: Callable[[list[Any]], Any],
     settings: dict[str, Any],
     client: Client | None = None,
+    arrays: Any = da,
 ) -> Outcome:
+    def build() -> list[Any]:
+        return tree.build("ours", arrays=arrays)
+
     with dgpu.enable(client, **SETTINGS, **settings):
-        outcome = _outcome(lambda: tree.build("ours"), compute)
+        outcome = _outcome(build, compute)
     if isinstance(outcome.error, UndeclaredError):
         with dgpu.enable(client, **FALLBACK, **settings):
-            outcome = _outcome(lambda: tree.build("ours"), compute)
+            outcome = _outcome(build, compute)
     return outcome
 
 
@@ -101,7 +120,7 @@ def _outcome(build: Callable[[], list[Any]], compute: Callable[[list[Any]], Any]
     return Outcome(arrays, tuple(each.dtype for each in lazy))
 
 
-def failure(tree: Tree, ours_way: Way) -> str | None:
+def failure(tree: Tree, ours_way: Way, plain_way: Way = plain_way) -> str | None:
     """Say what is wrong with our way to compute a tree, if anything is."""
     expected, plain, ours = numpy_way(tree), plain_way(tree), ours_way(tree)
     if ours.error is not None:

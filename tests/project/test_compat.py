@@ -37,3 +37,12 @@ def test_same_outcomes(tests: list[str], arguments: list[str], rewritten: int) -
     assert confirmed(comparison).differences == {}
     assert "passed" in comparison.with_it.outcomes.values()
     assert comparison.with_it.rewritten >= rewritten
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_same_outcomes_of_dask_array() -> None:
+    """Without the tests of its protocol for another scheduler, which plans nothing here."""
+    comparison = compare(arguments=["-k", "not frisky"], package="dask_array")
+    assert confirmed(comparison, "dask_array").differences == {}
+    assert comparison.with_it.rewritten >= 1000

@@ -1,7 +1,7 @@
 """Dask's own array tests: those that do not pass with dask_dgpu end in the same way without it.
 
 Run ``python -m tests.support.compat``; ``--quick`` takes only the files that touch products,
-rechunks, linear algebra, reductions and the core.
+rechunks, linear algebra, reductions and the core. ``--package dask_array`` takes its tests.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import dask.array
-
 from tests.support.compat_plugin import ENABLE, ONLY, OUTCOMES
 from tests.support.paths import with_project
-
-TESTS = Path(dask.array.__file__).parent / "tests"
 
 QUICK = (
     "test_array_core.py",
@@ -41,8 +38,12 @@ QUICK = (
 """Files that touch products, rechunks, linear algebra, transforms, reductions and the core."""
 
 
-LIFTED = ("test_cant_fft_chunked_axis", "test_blockwise_fusion", "test_creation_data_producers")
-"""They assert the restriction that dask_dgpu lifts, or count the tasks of Dask's own graph."""
+LIFTED = (
+    *("test_cant_fft_chunked_axis", "test_blockwise_fusion", "test_creation_data_producers"),
+    "test_fusion_blockwise_contracted_dimensions",
+)
+"""They assert the restriction that dask_dgpu lifts, count the tasks of Dask's own graph, or give a
+function blocks, not lists of them, only once dask_array has fused it."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +81,21 @@ class Comparison:
 
 
 def _run(
-    folder: Path, tests: Sequence[str], arguments: Sequence[str], only: Sequence[str] | None = None
+    folder: Path,
+    package: str,
+    tests: Sequence[str],
+    arguments: Sequence[str],
+    only: Sequence[str] | None = None,
 ) -> Session:
-    """Run pytest over Dask's tests with dask_dgpu, or without it over ``only`` some of them."""
+    """Run pytest over a package's tests with dask_dgpu, or without it over ``only`` some."""
+    own = Path(str(import_module(package).__file__)).parent / "tests"
     file, log, ini = folder / "outcomes.json", folder / "log.txt", folder / "pytest.ini"
     file.unlink(missing_ok=True)
     ini.write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(ini), "--tb=short"]
-    command += ["--rootdir", str(TESTS), "-p", "no:cacheprovider", "--timeout=600"]
+    command += ["--rootdir", str(own), "-p", "no:cacheprovider", "--timeout=600"]
     command += ["-p", "tests.support.compat_plugin", *arguments]
-    command += [str(TESTS / test) for test in tests]
+    command += [str(own / test) for test in tests]
     environment = with_project({**os.environ, OUTCOMES: str(file)})
     for name in (ENABLE, ONLY):
         environment.pop(name, None)
@@ -106,41 +112,46 @@ def _run(
     return Session(**json.loads(file.read_text()))
 
 
-def compare(tests: Sequence[str] = ("",), arguments: Sequence[str] = ()) -> Comparison:
-    """Run Dask's tests with dask_dgpu, then without it those that did not pass.
+def compare(
+    tests: Sequence[str] = ("",), arguments: Sequence[str] = (), package: str = "dask.array"
+) -> Comparison:
+    """Run a package's tests with dask_dgpu, then without it those that did not pass.
 
     Parameters
     ----------
     tests : sequence of str
-        Files or test ids within ``dask/array/tests``, all by default.
+        Files or test ids within its folder ``tests``, all by default.
     arguments : sequence of str
         More arguments for pytest.
+    package : str
+        ``dask.array`` or ``dask_array``.
     """
     with tempfile.TemporaryDirectory() as name:
-        with_it = _run(Path(name), tests, arguments)
+        with_it = _run(Path(name), package, tests, arguments)
         doubtful = [test for test in with_it.collected if with_it.outcomes.get(test) != "passed"]
-        return Comparison(_run(Path(name), tests, arguments, doubtful), with_it)
+        return Comparison(_run(Path(name), package, tests, arguments, doubtful), with_it)
 
 
-def confirmed(comparison: Comparison) -> Comparison:
+def confirmed(comparison: Comparison, package: str = "dask.array") -> Comparison:
     """Run the tests that differ once more, to tell those that fail by chance."""
     tests = list(comparison.differences)
-    return compare(tests) if tests else comparison
+    return compare(tests, package=package) if tests else comparison
 
 
 def main() -> int:
     """Print the differences; 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only the files that matter most")
+    parser.add_argument("--package", default="dask.array", help="dask.array or dask_array")
     parser.add_argument("arguments", nargs="*", help="more arguments for pytest, after --")
     options = parser.parse_args()
-    comparison = compare(QUICK if options.quick else ("",), options.arguments)
+    comparison = compare(QUICK if options.quick else ("",), options.arguments, options.package)
     counts = {
         name: sum(outcome == name for outcome in comparison.with_it.outcomes.values())
         for name in sorted(set(comparison.with_it.outcomes.values()))
     }
     print(f"{counts}, {comparison.with_it.rewritten} pieces rewritten")  # noqa: T201
-    differences = confirmed(comparison).differences
+    differences = confirmed(comparison, options.package).differences
     for test, (before, after) in differences.items():
         print(f"{test}: {before} without dask_dgpu, {after} with it")  # noqa: T201
     print(f"{len(differences)} of {len(comparison.with_it.outcomes)} tests differ")  # noqa: T201
