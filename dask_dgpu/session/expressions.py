@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import dask.array as da
+from dask.array.backends import array_creation_dispatch
+
 from dask_dgpu.array import fft
 from dask_dgpu.array.fft.call import DASKS_OWN
-from dask_dgpu.kinds import as_dasks
+from dask_dgpu.kinds import as_dasks, as_expressions
 from dask_dgpu.optimizer import reading
 
 logger = logging.getLogger(__name__)
@@ -20,12 +24,16 @@ Function = Callable[..., Any]
 COMPUTING = ("dask.base", "distributed.client")
 """Modules that look up ``collections_to_expr``: what becomes of collections that are computed."""
 
+CREATING = ("ones", "zeros", "empty", "full", "arange", "eye", "linspace")
+"""Functions of dask_array that know no ``array.backend``."""
+
 
 def expression_patches() -> list[tuple[Any, str, Function]]:
     """Return owner, name and replacement of each patched function, if dask_array is installed."""
     if find_spec("dask_array") is None:
         return []
     try:
+        import dask_array
         from dask_array._collection import Array
 
         from graph_opt.expressions import reader  # noqa: F401
@@ -41,4 +49,17 @@ def expression_patches() -> list[tuple[Any, str, Function]]:
         (Array, "_pinned", lambda self: self),  # it would be lowered to tasks
         (Array, "compute", lambda self, **kwargs: as_dasks(self).compute(**kwargs)),
         *((own_fft, name, getattr(fft, name)) for name in DASKS_OWN),
+        *((dask_array, name, _creating(name, getattr(dask_array, name))) for name in CREATING),
     ]
+
+
+def _creating(name: str, original: Function) -> Function:
+    """Wrap a creation function: on other backends than NumPy's, Dask's creates the blocks."""
+
+    @wraps(original)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        if array_creation_dispatch.backend == "numpy":
+            return original(*args, **kwargs)
+        return as_expressions(getattr(da, name)(*args, **kwargs))
+
+    return create

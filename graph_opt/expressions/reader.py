@@ -81,7 +81,7 @@ def _inputs_first(expr: ArrayExpr) -> Iterator[ArrayExpr]:
 
 def _arrays(expr: ArrayExpr) -> Iterator[ArrayExpr]:
     """Yield the nearest arrays that a node reads, or the row of a reduction to indices."""
-    for each in (first_step(expr) or expr).dependencies():
+    for each in first_step(expr).dependencies():
         if isinstance(each, ArrayExpr):
             if _is_array(each, expr):
                 yield each
@@ -108,7 +108,8 @@ def _array(expr: ArrayExpr) -> Array:
     if row is not None:
         try:
             found = _in_chunks(row(expr, _read), expr)
-            if found.numblocks == expr.numblocks and found.dtype == expr.dtype:
+            same = found.numblocks == expr.numblocks and found.dtype == expr.dtype
+            if same and type(found._meta) is type(expr._meta):
                 return found
         except Exception:  # its own tasks say what is wrong
             logger.debug("%s is no layer of Dask", type(expr).__name__, exc_info=True)

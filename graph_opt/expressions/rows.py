@@ -97,6 +97,8 @@ def _keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _reduction(expr: Reduction, read: Read) -> Array:
+    if is_product(expr):
+        return _product(expr, read)
     combine = expr.operand("combine")
     return da.reduction(
         read(expr.array),
@@ -128,16 +130,34 @@ def _named(name: str, *options: str) -> Row:
     return row
 
 
-def first_step(expr: ArrayExpr) -> ArgChunk | None:
-    """Return the first step of a reduction to indices, ``None`` if it is another one."""
-    while isinstance(expr, PartialReduce):
-        expr = expr.array
-    return expr if isinstance(expr, ArgChunk) else None
+def first_step(expr: ArrayExpr) -> ArrayExpr:
+    """Return the node whose inputs the row of a node reads: a row may replace several nodes."""
+    step = expr
+    while isinstance(step, PartialReduce):
+        step = step.array
+    if isinstance(step, ArgChunk):
+        return step
+    return expr.array if is_product(expr) else expr
+
+
+def is_product(expr: ArrayExpr) -> bool:
+    """Whether a node is the product of two matrices: the last one of several."""
+    if not (isinstance(expr, Squeeze) or type(expr) is Reduction):
+        return False
+    partial = expr.array
+    is_matmul = type(partial) is Blockwise and partial.func.__name__ == "_matmul"
+    return is_matmul and partial.out_ind == (0, 1, 2) and expr.ndim == 2
+
+
+def _product(expr: ArrayExpr, read: Read) -> Array:
+    left, _, right, _ = expr.array.args
+    found: Array = da.matmul(read(left), read(right))
+    return found
 
 
 def _indices(expr: PartialReduce, read: Read) -> Array:
     step = first_step(expr)
-    if step is None:
+    if not isinstance(step, ArgChunk):
         raise NotImplementedError("expected a reduction to indices")
     function = step.chunk_func.args[1]
     axis = None if len(step.axis) > 1 else step.axis[0]
@@ -171,6 +191,12 @@ def _overlap(expr: MapOverlap, read: Read) -> Array:
         allow_rechunk=expr.allow_rechunk,
         **expr._kwargs,
     )
+
+
+def _squeeze(expr: Squeeze, read: Read) -> Array:
+    if is_product(expr):
+        return _product(expr, read)
+    return da.squeeze(read(expr.array), tuple(sorted(expr._axis_set)))
 
 
 def _setitem(expr: SetItem, read: Read) -> Array:
@@ -251,7 +277,7 @@ ROWS: Mapping[type, Row] = {
     RootAlias: lambda expr, read: read(expr.array),
     SetItem: _setitem,
     SliceSlicesIntegers: lambda expr, read: read(expr.array)[expr.index],
-    Squeeze: lambda expr, read: da.squeeze(read(expr.array), tuple(sorted(expr._axis_set))),
+    Squeeze: _squeeze,
     Stack: _sequence(da.stack),
     Sum: _named("sum", "dtype"),
     Transpose: lambda expr, read: da.transpose(read(expr.array), expr.axes),

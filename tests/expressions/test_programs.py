@@ -93,6 +93,43 @@ def test_sums_by_the_setting() -> None:
         assert x.sum().compute() != 2
 
 
+@pytest.mark.parametrize("inner", [7, 24])
+def test_products_by_the_setting(inner: int) -> None:
+    x = xa.from_array(MATRIX, chunks=(7, inner))
+    with dgpu.enable(local_ranks=2, when="always", matmul_wire_dtype="float16"):
+        text = str(dgpu.explain(x @ x.rechunk((inner, 7))))
+        assert "float16" in text
+        found = (x @ x.rechunk((inner, 7))).compute()
+    np.testing.assert_allclose(found, MATRIX @ MATRIX, rtol=1e-2)
+
+
+def test_creation_by_the_backend() -> None:
+    """Without GPUs the backend creates NumPy's blocks, by Dask's functions."""
+    wanted = {name: getattr(np, name) for name in ("ones", "zeros", "arange", "eye")}
+    with dask.config.set({"array.backend": "dgpu"}), dgpu.enable(local_ranks=2):
+        for name, function in wanted.items():
+            y = getattr(xa, name)(6, chunks=4)
+            assert isinstance(y, xa.Array)
+            close((y + 0).compute(), function(6) + 0)
+        close(xa.full((3, 4), 2.5, chunks=2).compute(), np.full((3, 4), 2.5))
+        close(xa.linspace(0, 1, 7, chunks=3).compute(), np.linspace(0, 1, 7))
+        assert xa.random.default_rng(1).random(9, chunks=4).compute().shape == (9,)
+
+
+@pytest.mark.gpu
+def test_blocks_are_created_on_the_device() -> None:
+    import cupy
+
+    with dask.config.set({"array.backend": "dgpu"}), dgpu.enable(local_ranks=2, when="always"):
+        x = xa.random.default_rng(1).random((64, 48), chunks=16)
+        for y in (xa.ones((48, 64), chunks=16), xa.eye(48, chunks=16), xa.full((48, 3), 2.0)):
+            assert isinstance(y._meta, cupy.ndarray)
+            found = (x @ y).compute()
+            assert isinstance(found, cupy.ndarray)
+            wanted = x.compute().get() @ y.compute().get()
+            np.testing.assert_allclose(found.get(), wanted, rtol=1e-12)
+
+
 def test_random_numbers_stay_the_same() -> None:
     x = xa.random.default_rng(3).random((20, 20), chunks=6)
     plain = x.compute()
