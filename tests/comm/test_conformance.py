@@ -7,19 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.link_server import this_server
-from benchmarks.relay import Relay, join_relay
-from dask_dgpu.comm.bootstrap import connect
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.timed import TimedComm
+from benchmarks.relay import Relay
 from tests.comm import cases
 from tests.comm.processes import RankPool
+from tests.comm.transports import WRAPPERS, connected, on_threads
 from tests.support.profiles import examples
 from tests.support.recording import RecordingComm
 
-HOST = "127.0.0.1"
-WRAPPERS = {"local": lambda comm: comm, "recording": RecordingComm, "timed": TimedComm}
-"""Of communicators in threads."""
+THREADS = WRAPPERS | {"recording": RecordingComm}
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +49,8 @@ def _module(name):
 def _rank_main(rank, size, kind, module, address, name, case):
     if module == "cupy":
         _module("cupy").cuda.Device(rank).use()
-    comm = connect(
-        kind,
-        host=HOST,
-        store=join_relay(address, name),
-        rank=rank,
-        size=size,
-        timeout=20.0,
-        device=rank if module == "cupy" else None,
-        streams=this_server().streams(name) if kind == "dask" else None,
-    )
+    device = rank if module == "cupy" else None
+    comm = connected(kind, rank, size, address, name, device=device)
     try:
         case(comm, _module(module))
     finally:
@@ -96,11 +83,11 @@ def _wrapped(comm, xp, wrapper, case):
 def launch(request):
     """Run a case on all ranks of a transport."""
     kind, size, module = f"{request.param}-numpy".split("-")[:3]
-    if kind in WRAPPERS:
-        args = _module(module), WRAPPERS[kind]
+    if kind in THREADS:
+        args = _module(module), THREADS[kind]
 
         def launch(case):
-            run_local(int(size), _wrapped, *args, case)
+            on_threads(int(size), _wrapped, *args, case)
 
     else:
         pool = request.getfixturevalue("gpu_pool" if module == "cupy" else "cpu_pool")
@@ -125,7 +112,7 @@ def test_case(launch, case):
 def test_window(launch, request):
     """Threads see each other's memory; processes only that of an RMM pool."""
     kind = request.node.callspec.params["launch"].split("-")[0]
-    launch(cases.a_window if kind in WRAPPERS else cases.no_window)
+    launch(cases.a_window if kind in THREADS else cases.no_window)
 
 
 @pytest.mark.multigpu
@@ -157,4 +144,4 @@ def test_abort_while_waiting(launch):
 def test_all_to_all_of_any_counts(data, size):
     row = st.lists(st.integers(0, 6), min_size=size, max_size=size)
     counts = data.draw(st.lists(row, min_size=size, max_size=size))
-    run_local(size, cases.all_to_all, np, counts)
+    on_threads(size, cases.all_to_all, np, counts)

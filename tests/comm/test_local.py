@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.comm.local import run_local
 from dask_dgpu.errors import CommError
+from tests.comm.transports import on_threads
 
 
 @pytest.mark.parametrize("how", ["collective", "receive", "send"])
@@ -30,7 +30,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(how: str) -> None:
 
     begin = time.monotonic()
     with pytest.raises(CommError, match=r"on rank (0|2) waits for rank 1"):
-        run_local(3, program)
+        on_threads(3, program)
     assert time.monotonic() - begin < 5
 
 
@@ -45,7 +45,7 @@ def test_what_a_rank_sent_before_it_ended_arrives() -> None:
         comm.exchange([], [(1, got)]).wait()
         return float(got[0])
 
-    assert run_local(2, program) == [7.0, 0.0]
+    assert on_threads(2, program) == [7.0, 0.0]
 
 
 def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,5 +69,5 @@ def test_an_interrupt_of_the_caller_ends_the_ranks(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_local(2, program)
+        on_threads(2, program)
     assert ended.wait(5)

@@ -10,14 +10,12 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.link_server import this_server
-from benchmarks.relay import Relay, join_relay
-from dask_dgpu.comm.bootstrap import connect
+from benchmarks.relay import Relay
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.errors import CommError
 from tests.comm.processes import RankPool
+from tests.comm.transports import connected
 
-HOST = "127.0.0.1"
 LARGE = 2**23  # numbers, more than a connection buffers
 
 pytestmark = pytest.mark.parametrize(
@@ -38,15 +36,7 @@ def pool():
 
 
 def _connect(kind, rank, address, name, timeout=30.0):
-    return connect(
-        kind,
-        host=HOST,
-        store=join_relay(address, name),
-        rank=rank,
-        size=3,
-        timeout=timeout,
-        streams=this_server().streams(name) if kind == "dask" else None,
-    )
+    return connected(kind, rank, 3, address, name, timeout)
 
 
 def _threads_end(seconds: float = 10.0) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.comm.local import run_local
-from dask_dgpu.comm.timed import TimedComm
+from tests.comm.transports import WRAPPERS, on_threads
 from tests.support.recording import RecordingComm
 
+TimedComm = WRAPPERS["timed"]
 seconds = st.floats(0, 100)
 
 
@@ -113,7 +113,7 @@ def test_an_error_passes_through() -> None:
         with pytest.raises(ValueError, match="expected a rank from 0 to 0"):
             TimedComm(inner).exchange([(1, np.ones(1))], [])
 
-    run_local(1, program)
+    on_threads(1, program)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -154,7 +154,7 @@ def test_bytes_are_those_of_the_calls(size: int) -> None:
         note()
         return counted, known
 
-    for counted, known in run_local(size, program):
+    for counted, known in on_threads(size, program):
         assert counted == known
         assert counted[-1] == 0
         assert (counted[-2] > 0) == (size > 1)
@@ -179,4 +179,4 @@ def test_reads_of_a_window_are_exposed() -> None:
         window.close().wait()
         return read
 
-    assert run_local(2, program) == [(0, 1)] * 2
+    assert on_threads(2, program) == [(0, 1)] * 2
