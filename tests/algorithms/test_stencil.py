@@ -195,7 +195,7 @@ def kernels_of(device: type[HostDevice]) -> Iterator[Callable[[], HostDevice]]:
 
 
 @pytest.mark.parametrize("device", [HostDevice, SeveralAtOnce, Replaying, Spoiled])
-@examples(200)
+@examples(100)
 @given(problem=problems())
 def test_equals_the_reference(device: type[HostDevice], problem: Problem) -> None:
     plan, task = problem.plan, problem.plan.task

@@ -95,6 +95,7 @@ def test_errors_of_the_function_are_raised(client: Client, operands: list[da.Arr
     assert check(client, attended(operands), WANTED) == 1
 
 
+@pytest.mark.slow
 class TestLosses(Losses):
     """A worker is lost."""
 

@@ -91,7 +91,7 @@ def test_an_array_in_a_delayed(client: Any, on_device: Any) -> None:
         np.testing.assert_array_equal(dask.delayed(host)(z).compute(), wanted)
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("order", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_a_p2p_rechunk(client: Any, device: str, order: str) -> None:
     x = da.from_array(A, (2, 12) if order == "before" else 4)
     with dask.config.set({"array.rechunk.method": "p2p"}):  # of host blocks, as Dask demands

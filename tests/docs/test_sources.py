@@ -27,6 +27,8 @@ PAGES = sorted(
 TOP = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 GUIDE = [path for path in PAGES if path.parent.name in ("getting-started", "guide")]
 WITH_EXAMPLES = [path for path in PAGES if "```pycon" in path.read_text()]
+COSTLY = ("convolutions", "host-arrays", "memory", "products", "stencils")
+"""Pages with examples that compute for seconds."""
 GAP = "..."
 WIDEST = 100
 
@@ -81,7 +83,14 @@ def disabled() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("disabled")
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.stem in COSTLY else [])
+        for page in WITH_EXAMPLES
+    ],
+    ids=name_of,
+)
 def test_examples_print_what_the_page_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DOCS / "_ext")
     examples = "\n".join(re.findall(r"^```pycon\n(.*?)^```", page.read_text(), re.M | re.S))
