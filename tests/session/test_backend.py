@@ -1,4 +1,4 @@
-"""The backend ``dgpu`` on GPUs creates blocks of CuPy, and equal graphs in equal calls."""
+"""The backend ``dgpu`` creates blocks of CuPy on GPUs, else of NumPy; equal calls, equal graphs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask_array
 import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
-
-pytestmark = pytest.mark.gpu
 
 CALLS = {
     "zeros": lambda: da.zeros((6, 4), chunks=2, dtype="float32"),
@@ -35,6 +34,22 @@ COMPOSED = {
 }
 
 
+@pytest.mark.parametrize("package", [da, dask_array])
+def test_without_gpus_blocks_are_numpys(package: Any) -> None:
+    with dask.config.set({"array.backend": "dgpu"}):
+        for enabled in (False, True):
+            if enabled:
+                dgpu.enable()
+            for name in ("ones", "zeros", "arange", "eye"):
+                x = getattr(package, name)(6, chunks=4)
+                assert isinstance(x._meta, np.ndarray)
+                np.testing.assert_array_equal(x.compute(), getattr(np, name)(6))
+            found = package.random.default_rng(1).random(9, chunks=4).compute()
+            assert type(found) is np.ndarray
+    dgpu.disable()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CALLS)
 def test_equal_calls_have_equal_graphs_and_cupy_blocks(name: str) -> None:
     import cupy
@@ -52,6 +67,7 @@ def test_equal_calls_have_equal_graphs_and_cupy_blocks(name: str) -> None:
     np.testing.assert_allclose(value.get(), create().compute(), rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", [*CALLS, *COMPOSED])
 def test_each_block_is_of_cupy_and_has_dasks_values(name: str) -> None:
     import cupy
@@ -71,6 +87,7 @@ def test_each_block_is_of_cupy_and_has_dasks_values(name: str) -> None:
         np.testing.assert_allclose(value, block, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CALLS)
 def test_blocks_of_hosts_and_devices_have_other_keys(name: str) -> None:
     """A cluster may hold both."""
@@ -80,6 +97,7 @@ def test_blocks_of_hosts_and_devices_have_other_keys(name: str) -> None:
     assert not {*x.__dask_graph__()} & {*create().__dask_graph__()}
 
 
+@pytest.mark.gpu
 def test_a_reduced_end_of_linspace() -> None:
     with dgpu.enable(), dask.config.set({"array.backend": "dgpu"}):
         x = da.linspace(0, da.arange(6, chunks=3).max(), 11, chunks=4)
@@ -87,6 +105,7 @@ def test_a_reduced_end_of_linspace() -> None:
     np.testing.assert_allclose(value.get(), np.linspace(0, 5, 11), rtol=1e-14)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("lower", [False, True])
 def test_a_product_and_a_diagonal_have_a_cholesky_factor(lower: bool) -> None:
     import cupy
