@@ -1,8 +1,8 @@
 """Calls of programs that stay on the ranks: by ``jit``, and as unmodified Dask code.
 
 An empty program, also pipelined; a product of 64 x 64; and ten steps of conjugate gradients with
-one number read in each, and by ``while_loop``. Beside them NumPy, and JAX if it can be imported:
-one process each, without a cluster.
+one number read in each, and by ``while_loop``. As unmodified code also with two numbers read.
+Beside them NumPy, and JAX if it can be imported: one process each, without a cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.base import persist
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 from harness import Report, options
 
 import dask_dgpu as dgpu
@@ -107,6 +107,16 @@ def measure(
         start = zero, b, b, square(b)
         float(dgpu.while_loop(goes_on, advance, start, max_iterations=STEPS)[-1])
 
+    def with_numbers(b: Any) -> None:
+        x, r, p, rs = zero, b, b, float(b @ b)
+        for _ in range(STEPS):
+            q = a @ p
+            alpha = rs / float(p @ q)
+            x, r = x + alpha * p, r - alpha * q
+            before, rs = rs, float(r @ r)
+            x, r, p = persist(x, r, r + rs / before * p)
+        wait([x, r, p])  # what nobody waits for is cancelled
+
     few = max(1, repetitions // 10)
     ones, matrices, vectors = (renewing(each, wrap) for each in (one, a, b))
     report.add(f"empty, {way}", seconds(lambda x: np.asarray(empty(x)), repetitions, ones))
@@ -118,6 +128,9 @@ def measure(
     report.add(f"{STEPS} steps, {way}", seconds(gradients, few, vectors), n=SIDE)
     if way == "jit":
         report.add(f"{STEPS} steps, while_loop", seconds(looped, few, vectors), n=SIDE)
+    elif wrap is persisted:
+        found = seconds(with_numbers, few, vectors)
+        report.add(f"{STEPS} steps, two numbers, {way}", found, n=SIDE)
 
 
 def main() -> None:
