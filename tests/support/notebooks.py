@@ -11,13 +11,16 @@ import hashlib
 import os
 import re
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
+from PIL import Image
 
 from tests.support.paths import with_project
 
@@ -115,7 +118,19 @@ def tidy(notebook: NotebookNode) -> NotebookNode:
             for output in cell.outputs:
                 if output.output_type in ("display_data", "execute_result"):
                     output.metadata = {}
+                    if "image/png" in output.data:
+                        output.data["image/png"] = _smallest(output.data["image/png"])
     return notebook
+
+
+def _smallest(image: str) -> str:
+    """Return the same image in fewer bytes: without transparency that is not used."""
+    picture: Image.Image = Image.open(BytesIO(b64decode(image)))
+    if picture.mode == "RGBA" and picture.getextrema()[-1] == (255, 255):
+        picture = picture.convert("RGB")
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return b64encode(file.getvalue()).decode()
 
 
 def _joined(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
