@@ -52,10 +52,6 @@ def blocks_of(whole: Array, layout: Layout) -> dict[tuple[int, ...], Array]:
     }
 
 
-def span_at(cuts: tuple[int, ...], at: int) -> tuple[int, int]:
-    return cuts[at], cuts[at + 1]
-
-
 def least_bytes(plan: SummaPlan) -> Counter[int]:
     """Return the bytes of operands that each host needs and does not have."""
     host, found = host_by_rank(plan.hosts), Counter[int]()

@@ -11,14 +11,13 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks.relay import Relay, join_relay
+from benchmarks.relay import Relay
 from dask_dgpu.comm import ucx
-from dask_dgpu.comm.bootstrap import connect
 from dask_dgpu.comm.store import meet
 from dask_dgpu.errors import CommAbortedError, CommError
 from tests.comm.processes import RankPool
+from tests.comm.transports import connected
 
-HOST = "127.0.0.1"
 TINY, LARGE = 1, 1_000_000
 
 
@@ -34,17 +33,6 @@ def pool():
     pool.stop()
 
 
-def _connect(rank, address, name):
-    return connect(
-        "ucx",
-        host=HOST,
-        store=join_relay(address, name),
-        rank=rank,
-        size=3,
-        timeout=20.0,
-    )
-
-
 def _threads_end(seconds=5.0):
     late = time.monotonic() + seconds
     while any(thread.name == "ucx" for thread in threading.enumerate()):
@@ -53,7 +41,7 @@ def _threads_end(seconds=5.0):
 
 
 def _leave_early(rank, address):
-    comm = _connect(rank, address, "early")
+    comm = connected("ucx", rank, 3, address, "early")
     if rank == 0:
         comm.exchange([(peer, np.full(TINY, 7.0)) for peer in (1, 2)], []).wait()
     else:
@@ -74,7 +62,7 @@ def test_what_a_rank_sent_before_it_closed_arrives(pool, relay):
 
 def _give_up(rank, address):
     """What is received after an abort is not written into the buffer."""
-    comm = _connect(rank, address, "abort")
+    comm = connected("ucx", rank, 3, address, "abort")
     buffer = np.zeros(LARGE)
     if rank == 0:
         work = comm.exchange([], [(1, buffer)])
@@ -99,7 +87,7 @@ def test_abandoned_buffer_is_left_alone(pool, relay):
 
 
 def _sizes_differ(rank, address):
-    comm = _connect(rank, address, "sizes")
+    comm = connected("ucx", rank, 3, address, "sizes")
     if rank == 0:
         comm.exchange([(1, np.ones(8))], []).wait()
     elif rank == 1:
@@ -123,7 +111,7 @@ def _know_another_secret(rank, address):
 
         patch.setattr(ucx, "meet", overhear)
     with pytest.raises(CommError, match=r"not know the secret" if rank < 2 else None):
-        _connect(rank, address, "secret")
+        connected("ucx", rank, 3, address, "secret")
     if rank == 2:
         patch.undo()
     _threads_end()
@@ -136,15 +124,7 @@ def test_a_rank_without_the_secret_is_refused(pool, relay):
 def _listen_on(rank, address, first, last):
     """Every listening port of this process is in the range."""
     known = _listening()
-    comm = connect(
-        "ucx",
-        store=join_relay(address, f"ports-{first}"),
-        host=HOST,
-        rank=rank,
-        size=3,
-        timeout=20.0,
-        ports=(first, last),
-    )
+    comm = connected("ucx", rank, 3, address, f"ports-{first}", ports=(first, last))
     comm.barrier()
     opened = _listening() - known
     assert opened

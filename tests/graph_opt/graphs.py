@@ -9,7 +9,7 @@ import numpy as np
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
-from graph_opt.dask_graph.emit import GangLayer, TaskFunctions
+from graph_opt.dask_graph.emit import TaskFunctions
 from graph_opt.dask_graph.parse import parse
 from graph_opt.dask_graph.reader import LayerReader, Runtime
 from graph_opt.dask_graph.rules import find
@@ -57,11 +57,6 @@ def out(handle: Any, block: tuple[Any, ...]) -> Any:
 
 
 FUNCTIONS = TaskFunctions(stage, gang, out)
-
-
-def layer_of(region: Region) -> GangLayer:
-    """Return the tasks of a gang that computes in NumPy."""
-    return GangLayer(region, FUNCTIONS, region)
 
 
 def array(*shape: int, chunks: Any = 4, seed: int = 0, dtype: Any = float) -> da.Array:
