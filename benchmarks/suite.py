@@ -13,10 +13,10 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import dask.base
 import numpy as np
 from distributed import Client, futures_of, wait
@@ -55,6 +55,7 @@ class Suite:
     def __init__(self, client: Client, given: argparse.Namespace, sizes: Sizes) -> None:
         self.client, self.given, self.sizes = client, given, sizes
         self.synchronize = synchronize if given.device == "cuda" else no_wait
+        self.arrays = import_module(given.arrays)
 
     def floor(self) -> list[float]:
         """Return the seconds of an empty task on each worker, again and again."""
@@ -90,7 +91,7 @@ class Suite:
         inputs = self.inputs(program, seed)
         self.client.run(self.synchronize)
         start = time.perf_counter()
-        graphs = _tuple(program.function(da, *inputs))
+        graphs = _tuple(program.function(self.arrays, *inputs))
         built = time.perf_counter() - start
         results = dask.base.persist(*graphs)
         wait(results)
@@ -114,24 +115,24 @@ class Suite:
         inputs = self.inputs(program, len(WAYS) * (1 + self.given.repetitions) + ours)
         self.client.run(watch, self.given.device)
         try:
-            results = dask.base.persist(*_tuple(program.function(da, *inputs)))
+            results = dask.base.persist(*_tuple(program.function(self.arrays, *inputs)))
             wait(results)
             self.client.run(self.synchronize)
         finally:
             grown = self.client.run(watched)
         return list(grown.values())
 
-    def inputs(self, program: Program, seed: int) -> tuple[da.Array, ...]:
+    def inputs(self, program: Program, seed: int) -> tuple[Any, ...]:
         """Return new inputs, on the workers already."""
-        rng = da.random.default_rng(_generator(self.given.device, seed))
+        rng = self.arrays.random.default_rng(_generator(self.given.device, seed))
         arrays = [drawn(rng, each, self.sizes) for each in program.inputs]
         persisted = dask.base.persist(*arrays)
         wait(persisted)
         return tuple(persisted)
 
-    def graphs(self, program: Program, seed: int) -> tuple[da.Array, ...]:
+    def graphs(self, program: Program, seed: int) -> tuple[Any, ...]:
         """Return the results of a program of new inputs, not computed yet."""
-        return _tuple(program.function(da, *self.inputs(program, seed)))
+        return _tuple(program.function(self.arrays, *self.inputs(program, seed)))
 
     def predict(self, program: Program) -> dict[str, float]:
         """Return the predicted seconds of both ways; those of several results are added."""
@@ -170,9 +171,9 @@ def _generator(device: str, seed: int) -> Any:
     return cupy.random.default_rng(seed)
 
 
-def drawn(rng: Any, given: Input, sizes: Sizes) -> da.Array:
+def drawn(rng: Any, given: Input, sizes: Sizes) -> Any:
     """Return an input of random numbers, not computed yet."""
-    draw: Callable[..., da.Array] = rng.standard_normal if given.kind == "normal" else rng.random
+    draw: Callable[..., Any] = rng.standard_normal if given.kind == "normal" else rng.random
     x = draw(given.shape(sizes), chunks=given.chunks(sizes))
     if given.kind == "labels":
         x = x > 0.5
@@ -187,13 +188,14 @@ def _host(x: Any) -> Any:
     return x.get() if hasattr(x, "get") else np.asarray(x)
 
 
-def written(report: Report, found: Found, when: str) -> Found:
+def written(report: Report, found: Found, when: str, arrays: str) -> Found:
     """Write the figures of a program."""
     report.add(
         found.name,
         found.seconds["ours"],
         ratio=found.ratio,
         dtype="float32",
+        arrays=arrays,
         when=when,
         plain=found.seconds["plain"],
         plain_again=found.seconds["plain again"],
@@ -211,7 +213,7 @@ def figures(suite: Suite, report: Report, names: list[str]) -> Iterator[Found]:
     """Yield the figures of each program; one that fails becomes a line with its error."""
     for name in names:
         with report.guard(name):
-            yield written(report, suite.measure(name), suite.given.when)
+            yield written(report, suite.measure(name), suite.given.when, suite.given.arrays)
 
 
 def checked(suite: Suite, names: list[str]) -> int:
@@ -235,6 +237,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, once: a smoke test")
     parser.add_argument("--check", action="store_true", help="compare small results with NumPy's")
     parser.add_argument("--when", choices=("cheaper", "always"), help="run gangs")
+    parser.add_argument("--arrays", choices=("dask.array", "dask_array"), default="dask.array")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     parser.add_argument("--protocol", choices=("tcp", "ucx"), default="tcp", help="on GPUs")
     parser.add_argument("--rmm-pool", default="40GB", help="what a GPU's pool begins with")
