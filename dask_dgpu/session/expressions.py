@@ -10,12 +10,14 @@ from importlib.util import find_spec
 from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.array.backends import array_creation_dispatch
 
 from dask_dgpu.array import fft
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.kinds import as_dasks, as_expressions
 from dask_dgpu.optimizer import reading
+from graph_opt.dask_graph.internals import _chunk_sum
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ def expression_patches() -> list[tuple[Any, str, Function]]:
         logger.warning("arrays of dask_array run without dask_dgpu, which needs 0.7: %s", error)
         return []
     own_fft = import_module("dask_array.fft")
+    products = import_module("dask_array.linalg._tensordot")
     return [
         *(
             (owner, "collections_to_expr", reading(owner.collections_to_expr))
@@ -50,7 +53,22 @@ def expression_patches() -> list[tuple[Any, str, Function]]:
         (Array, "compute", lambda self, **kwargs: as_dasks(self).compute(**kwargs)),
         *((own_fft, name, getattr(fft, name)) for name in DASKS_OWN),
         *((dask_array, name, _creating(name, getattr(dask_array, name))) for name in CREATING),
+        (products, "_sum_wo_cat", _adding(products._sum_wo_cat)),
     ]
+
+
+def _adding(original: Function) -> Function:
+    """Wrap the last step of a product: dask_array's adds by a closure, pickled for each name."""
+    reduction = import_module("dask_array.reductions._reduction").reduction
+
+    @wraps(original)
+    def added(a: Any, axis: int, dtype: Any = None) -> Any:
+        if dtype is not None or a.shape[axis] == 1:
+            return original(a, axis, dtype)
+        dtype = getattr(np.zeros(1, a.dtype).sum(), "dtype", object)
+        return reduction(a, _chunk_sum, _chunk_sum, axis=axis, dtype=dtype, concatenate=False)
+
+    return added
 
 
 def _creating(name: str, original: Function) -> Function:

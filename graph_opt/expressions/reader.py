@@ -16,6 +16,7 @@ import numpy as np
 from dask.array.core import Array
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
+from dask_array._blockwise import Elemwise
 from dask_array._expr import ArrayExpr, ChunksOverride
 from dask_array._overlap import SlidingWindowView
 from dask_array.io._from_array import FromArray
@@ -23,7 +24,7 @@ from dask_array.io._from_graph import FromGraph
 from dask_array.slicing._bool_index import BooleanIndexFlattened
 
 from graph_opt.dask_graph.internals import GraphNode, Task, convert_legacy_graph
-from graph_opt.expressions.rows import ROWS, first_step
+from graph_opt.expressions.rows import ROWS, Row, first_step
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ def _gains_by_rules(expr: ArrayExpr) -> bool:
 def _read(expr: ArrayExpr) -> Array:
     for each in _inputs_first(expr):
         if KEPT not in vars(each):
-            vars(each)[KEPT] = _array(each)
+            vars(each)[KEPT] = array = _array(each)
+            vars(each).setdefault("_meta", array._meta)  # which it would compute to persist it
     found: Array = vars(expr)[KEPT]
     return found
 
@@ -99,21 +101,30 @@ def _is_array(expr: ArrayExpr, reader: ArrayExpr) -> bool:
         return False
     if isinstance(reader, ChunksOverride | BooleanIndexFlattened) and _is_unknown(reader):
         return _is_unknown(expr)
+    declares = "_meta_provided" in expr._parameters
+    several = declares and isinstance(expr._meta_provided, tuple | list)
+    if _row(expr) is not None and not several:
+        return True  # without its meta, which takes long to compute
     meta = expr._meta
     return hasattr(meta, "dtype") and getattr(meta, "ndim", None) == expr.ndim
 
 
 def _array(expr: ArrayExpr) -> Array:
-    row = next((ROWS[each] for each in type(expr).__mro__ if each in ROWS), None)
+    row = _row(expr)
     if row is not None:
         try:
             found = _in_chunks(row(expr, _read), expr)
-            same = found.numblocks == expr.numblocks and found.dtype == expr.dtype
-            if same and type(found._meta) is type(expr._meta):
+            if found.numblocks == expr.numblocks and (
+                isinstance(expr, Elemwise) or found.dtype == expr.dtype  # which it infers as Dask
+            ):
                 return found
         except Exception:  # its own tasks say what is wrong
             logger.debug("%s is no layer of Dask", type(expr).__name__, exc_info=True)
     return _by_tasks(expr)
+
+
+def _row(expr: ArrayExpr) -> Row | None:
+    return next((ROWS[each] for each in type(expr).__mro__ if each in ROWS), None)
 
 
 def _in_chunks(array: Array, expr: ArrayExpr) -> Array:

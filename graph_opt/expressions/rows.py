@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 import dask.array as da
@@ -44,9 +45,12 @@ from dask_array.slicing._setitem import SetItem
 from dask_array.stacking._concatenate import Concatenate
 from dask_array.stacking._stack import Stack
 
-from graph_opt.dask_graph.internals import cumreduction, elemwise
 from graph_opt.expressions.collection import Gang
 from graph_opt.expressions.functions import dasks_own
+
+CORE: Any = import_module("dask.array.core")
+REDUCTIONS: Any = import_module("dask.array.reductions")
+"""Modules whose functions are looked up at each call: while dask_dgpu is enabled, faster ones."""
 
 Read = Callable[[ArrayExpr], Array]
 """Returns the array of an expression."""
@@ -64,17 +68,17 @@ def _blockwise(expr: Blockwise, read: Read) -> Array:
     args: list[Any] = []
     for value, labels in zip(expr.args[::2], expr.args[1::2], strict=True):
         args += [read(value) if isinstance(value, ArrayExpr) else value, labels]
-    return da.blockwise(
+    return CORE.blockwise(
         dasks_own(expr.func),
         expr.out_ind,
         *args,
         token=expr.operand("name") or expr.token,
-        dtype=expr.dtype,
+        dtype=expr.operand("dtype"),
         adjust_chunks=expr.adjust_chunks,
         new_axes=expr.new_axes or None,
         align_arrays=expr.align_arrays,
         concatenate=expr.concatenate,
-        meta=expr._meta,
+        meta=expr._meta_provided,
         **_keywords(expr.kwargs),
     )
 
@@ -89,7 +93,7 @@ def _elemwise(expr: Elemwise, read: Read) -> Array:
     if expr.where is not True:
         options |= {"where": value(expr.where), "out": value(expr.out)}
     arrays = map(value, expr.elemwise_args)
-    return elemwise(dasks_own(expr.op), *arrays, dtype=expr.operand("dtype"), **options)
+    return CORE.elemwise(dasks_own(expr.op), *arrays, dtype=expr.operand("dtype"), **options)
 
 
 def _keywords(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,7 +104,7 @@ def _reduction(expr: Reduction, read: Read) -> Array:
     if is_product(expr):
         return _product(expr, read)
     combine = expr.operand("combine")
-    return da.reduction(
+    return REDUCTIONS.reduction(
         read(expr.array),
         dasks_own(expr.chunk),
         dasks_own(expr.aggregate),
@@ -171,7 +175,7 @@ def _cumulative(expr: CumReduction, read: Read) -> Array:
     if not all(size > 0 for sizes in expr.chunks for size in sizes):
         raise NotImplementedError("expected no empty blocks, which Dask gets wrong")
     own = dasks_own(expr.func), dasks_own(expr.binop), expr.ident
-    return cumreduction(*own, read(expr.array), expr.axis, expr.dtype)
+    return REDUCTIONS.cumreduction(*own, read(expr.array), expr.axis, expr.dtype)
 
 
 def _overlap(expr: MapOverlap, read: Read) -> Array:
@@ -229,7 +233,10 @@ def _creation(function: Callable[..., Array]) -> Row:
     def row(expr: Any, read: Read) -> Array:
         options = {} if expr.operand("meta") is None else {"meta": expr.operand("meta")}
         options |= {"chunks": expr.chunks, "dtype": expr.dtype, **expr.kwargs}
-        return function(expr.shape, **options)
+        found = function(expr.shape, **options)
+        if type(found._meta) is not type(expr._meta):
+            raise NotImplementedError("expected the backend that created the array")
+        return found
 
     return row
 
