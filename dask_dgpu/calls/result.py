@@ -48,6 +48,11 @@ class Result(Array):
         held: Held = vars(self)["_held"]
         return held
 
+    def iterations(self) -> tuple[int, int]:
+        """Return how many iterations of the call have ended, and at most; equal at its end."""
+        call = self.held.call
+        return (1, 1) if call is None else self.held.ranks.iterations(call)
+
     @property
     def dask(self) -> HighLevelGraph:
         """The graph, of futures; the blocks are known to Dask from then on."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask.utils import format_time
@@ -30,12 +31,13 @@ def progress(*futures: Any) -> None:
     """Show the progress of computations until they end.
 
     One bar counts tasks of Dask. Each gang has its own bar, which counts the steps of its program;
-    to the scheduler a gang is one task. At the end a line says how much was done in which time.
+    to the scheduler a gang is one task. Each loop, such as :func:`while_loop`, has one that counts
+    its iterations. At the end a line says how much was done in which time.
 
     Parameters
     ----------
     *futures : distributed.Future or Dask collection
-        Futures, or persisted collections.
+        Futures, persisted collections, or results of :func:`jit` and loops.
 
     Raises
     ------
@@ -60,21 +62,28 @@ def progress(*futures: Any) -> None:
     """
     from distributed.utils import is_kernel
 
-    looks = _looks(*_client_of(futures))
+    calls = [each for each in futures if hasattr(each, "iterations")]
+    others = [each for each in futures if not hasattr(each, "iterations")]
+    looks = _looks_at_calls(calls) if calls else iter(())
+    if others or not calls:
+        looks = chain(looks, _looks(*_client_of(others)))
     if is_kernel():
         from IPython.display import HTML, display
 
         facts = looks, display(HTML(""), display_id=True)
         threading.Thread(target=_draw_below, args=facts, name="progress", daemon=True).start()
         return
-    drawn: dict[int, TaskID] = {}
+    drawn: dict[tuple[int, str], TaskID] = {}
+    ends: list[str] = []
     with counting_bars() as shown:
         for look in looks:
             for number, name, done, total in look.bars:
-                if number not in drawn:
-                    drawn[number] = shown.add_task(name, total=total)
-                shown.update(drawn[number], completed=done, total=total)
-    shown.console.print(look.summary, markup=False, highlight=False)
+                if (number, name) not in drawn:
+                    drawn[number, name] = shown.add_task(name, total=total)
+                shown.update(drawn[number, name], completed=done, total=total)
+            ends += filter(None, [look.summary])
+    for end in ends:
+        shown.console.print(end, markup=False, highlight=False)
 
 
 class _Look(NamedTuple):
@@ -98,6 +107,23 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
     if not client.run_on_scheduler(has_plugin, name=PLUGIN):
         raise DgpuError("dask_dgpu is not enabled on this cluster; call dask_dgpu.enable(client)")
     return client, found
+
+
+def _looks_at_calls(calls: Sequence[Any]) -> Iterator[_Look]:
+    """Yield what to draw until all calls have ended that made these arrays."""
+    begin, names = time.perf_counter(), dict[int, str]()
+    while True:
+        reached = [each.iterations() for each in calls]
+        for at, (_, most) in enumerate(reached):
+            names.setdefault(at, "loop" if most > 1 else "call")
+        bars = [Bar(at, names[at], *each) for at, each in enumerate(reached)]
+        if all(bar.done == bar.total for bar in bars):
+            break
+        yield _Look(bars)
+        time.sleep(INTERVAL)
+    total = counted(sum(bar.total for bar in bars), "iteration")
+    seconds = format_time(time.perf_counter() - begin)
+    yield _Look(bars, f"{counted(len(bars), 'call')} of {total} in {seconds}")
 
 
 def _looks(client: Client, waited_for: Sequence[Future[Any]]) -> Iterator[_Look]:
@@ -141,14 +167,14 @@ def _draw_below(looks: Iterator[_Look], place: Any) -> None:
     """Draw below a cell of a notebook, in place; a client that closes ends the drawing."""
     from IPython.display import HTML
 
-    html = ""
+    html, end, rows = "", "", dict[tuple[int, str], Any]()
     try:
         for bars, summary in looks:
-            rows = [
-                (name, Cell(bar={BLUE: done / max(1, total)}), f"{done}/{total}")
-                for _, name, done, total in bars
-            ]
-            html = Rows("", (), rows, name="dgpu-progress").html()
-            place.update(HTML(f"{html}<div>{summary}</div>" if summary else html))
+            for number, name, done, total in bars:
+                bar = Cell(bar={BLUE: done / max(1, total)})
+                rows[number, name] = (name, bar, f"{done}/{total}")
+            end += f"<div>{summary}</div>" if summary else ""
+            html = Rows("", (), list(rows.values()), name="dgpu-progress").html()
+            place.update(HTML(html + end))
     except Exception as error:
         place.update(HTML(f"{html}<div>the display ends: {escape(str(error))}</div>"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import signal
 import threading
 import time
@@ -299,3 +300,17 @@ class TestLosses(Losses):
         assert int(count) == 600
         np.testing.assert_allclose(host(x.compute()), powered(a, 600))
         np.testing.assert_allclose(host(again.compute()), powered(a, 600) * 2)
+
+
+def test_a_bar_counts_iterations(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    x = da.ones((8, 8), chunks=4).persist()
+    y = dgpu.fori_loop(300, lambda i, y: y + x, x)
+    dgpu.progress(y)
+    loop, end = capsys.readouterr().out.splitlines()
+    assert loop.startswith("loop")
+    assert "300/300" in loop
+    assert re.fullmatch(r"1 call of 300 iterations in [\d.]+ m?s", end)
+    np.testing.assert_array_equal(y.compute(), 301)
+    z = x.persist()
+    dgpu.progress(y, z)
+    assert len(capsys.readouterr().out.splitlines()) == 4

@@ -18,7 +18,7 @@ from dask_dgpu.calls.ranks.connections import LOST_SECONDS, Connections, Questio
 from dask_dgpu.calls.ranks.history import Call, Held, History, repeat
 from dask_dgpu.calls.trace import SMALL, Loop, Places, Program
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.worker.calls import Message
+from dask_dgpu.runtime.worker.calls import Message, iterations_of
 
 
 @dataclass(eq=False)
@@ -212,6 +212,15 @@ class Ranks(Connections):
                 if call.lost:
                     self.connect()
                     self._compute_again(call)
+
+    def iterations(self, call: Call) -> tuple[int, int]:
+        """Return how many iterations of a call have ended, and at most: as many at its end."""
+        if call.ended.is_set() or not self.members:
+            return call.done, call.done
+        first = [*self.members[:1]]
+        found = self.client.run(iterations_of, call.number, self.name, workers=first)
+        (done,) = found.values()
+        return done, call.loop.most
 
     def publish(self, held: Held, array: Array) -> dict[Any, Any]:
         """Make the blocks of a result known to Dask under the names of an array."""

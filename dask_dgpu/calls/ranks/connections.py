@@ -42,6 +42,7 @@ class Question:
     """
 
     awaited: int = 0
+    number: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     lost: bool = False
     error: BaseException | None = None
@@ -83,7 +84,7 @@ class Connections:
         self._wants_end = False
         self._is_open = False
         self._sessions = 0
-        self._name = ""
+        self.name = ""
         self.known: set[bytes] = set()
         self._freed: deque[int] = deque()
         self._asked: dict[int, Question] = {}
@@ -106,7 +107,7 @@ class Connections:
     def ask(self, generation: int, question: Question, *messages: Message) -> bool:
         """Send messages, of which the last asks for answers; wait if too many calls run."""
         self._slots.acquire()
-        messages[-1]["number"] = number = next(self.numbers)
+        messages[-1]["number"] = question.number = number = next(self.numbers)
         self._asked[number] = question
         if self.send(generation, *messages):
             return True
@@ -200,7 +201,7 @@ class Connections:
             self._freed.clear()
             with self._state:
                 self.generation += 1
-                self._name, self.members, self.known = name, members, set()
+                self.name, self.members, self.known = name, members, set()
                 self._is_open, self._sessions, self._wants_end = False, 0, False
                 self._waiting = []
                 self._outboxes = [Outbox(each) for each in found]
@@ -251,7 +252,7 @@ class Connections:
     async def _open_session(self) -> None:
         """Let the ranks serve calls, after gangs before."""
         scheduler: Any = self.client.scheduler
-        terms = {"caller": self._name, "members": self.members, **self.terms}
+        terms = {"caller": self.name, "members": self.members, **self.terms}
         await scheduler.dgpu_session(**terms)
 
     async def _read(self, connection: Connection, generation: int) -> None:

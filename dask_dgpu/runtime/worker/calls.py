@@ -30,10 +30,12 @@ from dask_dgpu.kernels.device.memory import lacks_memory
 from dask_dgpu.operations.operation import Blocks, container_of
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
+from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.member import Job, Kept
 from graph_opt.model.layout import CUPY, Index
 
 if TYPE_CHECKING:
+    from distributed import Worker
     from distributed.comm.core import Comm as Connection
 
     from dask_dgpu.runtime.worker.plugin import GangWorkerPlugin
@@ -58,6 +60,14 @@ class Called:
 def repeating(at: int, length: int, back: int) -> int:
     """Return the place of an entry in a list that repeats from ``back`` after its end."""
     return at if at < length else back + (at - back) % (length - back)
+
+
+def iterations_of(number: int, caller: str, dask_worker: Worker) -> int:
+    """Return how many iterations of a client's call have ended on a worker."""
+    plugin: Any = dask_worker.plugins[PLUGIN]
+    found = plugin.callers.get(caller)
+    last, done = (0, 0) if found is None else found.reached
+    return done if last == number else 0
 
 
 class Outbox:
@@ -98,6 +108,7 @@ class Caller:
         self._closed = False
         self._joined: str | None = None  # the epoch of a call that runs
         self.sessions = 0
+        self.reached = 0, 0  # the last call, and its iterations that have ended
 
     # on the event loop
 
@@ -231,6 +242,7 @@ class Caller:
             where = epoch if ranks == size else "alone"
             comm = plugin.member.join(where, rank, ranks, patient=True, **terms)
             job.phase = IN_PROGRAM
+            self.reached = number, 0
             while done < most and (not waits or self._goes_on(values[len(makes)], comm)):
                 if self._closed:
                     raise CommAbortedError("the client has left")
@@ -251,6 +263,7 @@ class Caller:
                 results = *values, *made.values()
                 values[: len(carry)] = [results[at] for at in carry]
                 job.spans.clear()
+                self.reached = number, done
         finally:
             del plugin.jobs[job.key, number]
         self._arrays.update(zip(makes, values, strict=False))
