@@ -65,7 +65,7 @@ def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, F
         (da, "einsum", pairwise(da.einsum)),
         *((da, name, dispatched(getattr(da, name))) for name in UNDISPATCHED),
         *_building(),
-        *((DASK_FFT, name, getattr(fft, name).__wrapped__) for name in DASKS_OWN),
+        *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
         *expression_patches(),
     ]
     if sum_method != "dask":

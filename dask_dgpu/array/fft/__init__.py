@@ -35,7 +35,8 @@ Examples
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from functools import wraps
+from typing import Any, Protocol, TypeVar, cast
 
 from dask.array.core import Array
 from dask.array.fft import fftfreq, fftshift, ifftshift, rfftfreq
@@ -152,7 +153,15 @@ def _public(function: Function, name: str, what: str, arguments: str) -> Functio
     }
     function.__module__, function.__name__, function.__qualname__ = __name__, name, name
     function.__doc__ = DOCUMENTATION.format(**fields, arguments=arguments.format(**fields))
-    return of_either_kind(function)
+    either = of_either_kind(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Array:
+        given = (*args, *kwargs.values())
+        is_expression = any(type(each).__module__.startswith("dask_array.") for each in given)
+        return (either if is_expression else function)(*args, **kwargs)
+
+    return cast(Function, call)
 
 
 class OneAxis(Protocol):

@@ -97,7 +97,7 @@ def along_axes(
             warnings.warn(
                 "`axes` should not be `None` if `s` is not `None` (Deprecated in NumPy 2.0)",
                 DeprecationWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         axes = range(-(x.ndim if lengths is None else len(lengths)), 0)
     at = _axes("axes", axes, x.ndim)
@@ -109,7 +109,7 @@ def along_axes(
         warnings.warn(
             "`s` should not have an entry of `None` (Deprecated in NumPy 2.0)",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     if len(lengths) != len(at):
         found = f"{len(lengths)} and {len(at)}"
