@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import dask
+import dask_array  # noqa: F401 - it changes a default of Dask, now instead of in between
 import pytest
 
 from tests.hosts.network import impossible
@@ -39,6 +40,7 @@ register_profiles()
 # Dask gives a spawned worker one BLAS thread. A forked one has the threads of its server, and
 # those of several processes wait for each other by spinning.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+dask.config.set({"array.rechunk.threshold": 4})  # Dask's default
 # it takes two seconds of every cluster, and plans would depend on the machine
 dask.config.set({"dgpu.cost.measure": False})
 if sys.version_info < (3, 11, 12):  # workers could freeze, as docs/guide/troubleshooting.md says

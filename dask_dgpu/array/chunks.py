@@ -14,6 +14,9 @@ from dask.array.core import Array
 
 from graph_opt.model.layout import Chunks
 
+THRESHOLD = 4
+"""Growth of the number of tasks from which Dask goes by way of others, not dask_array's 32."""
+
 _largest_between: ContextVar[int | None] = ContextVar("largest_between", default=None)
 
 
@@ -45,7 +48,9 @@ def rechunked(x: Array, chunks: Chunks) -> Array:
     P2P needs the client and a worker's plugin, and both are missing where a layer is expanded. It
     does not support CuPy blocks either.
     """
-    return x.rechunk(chunks, method="tasks", block_size_limit=_largest_between.get())
+    largest = _largest_between.get()
+    threshold = None if largest is None else THRESHOLD
+    return x.rechunk(chunks, threshold, largest, method="tasks")
 
 
 def beside(block: Any, like: Any) -> Any:

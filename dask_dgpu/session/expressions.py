@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,9 +33,37 @@ CREATING = ("ones", "zeros", "empty", "full", "arange", "eye", "linspace")
 """Functions of dask_array that know no ``array.backend``."""
 
 
+class Awaited(MetaPathFinder):
+    """Calls a function as soon as dask_array is imported, which changes defaults of Dask."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find dask_array, once."""
+        if name != "dask_array":
+            return None
+        self.close()
+        found: Any = find_spec(name)
+        if found is not None:
+            execute = found.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self._then()
+
+            found.loader.exec_module = exec_module
+        return found
+
+    def close(self) -> None:
+        """Await nothing any more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
 def expression_patches() -> list[tuple[Any, str, Function]]:
-    """Return owner, name and replacement of each patched function, if dask_array is installed."""
-    if find_spec("dask_array") is None:
+    """Return owner, name and replacement of each patched function, if dask_array is imported."""
+    if "dask_array" not in sys.modules:
         return []
     try:
         import dask_array

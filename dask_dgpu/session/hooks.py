@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from importlib import import_module
 from typing import Any
@@ -28,7 +29,7 @@ from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime.scheduler.states import at_once
 from dask_dgpu.session.building import replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
-from dask_dgpu.session.expressions import expression_patches
+from dask_dgpu.session.expressions import Awaited, expression_patches
 from dask_dgpu.session.joining import joining
 from graph_opt.dask_graph.functions import is_block
 from graph_opt.dask_graph.internals import HLGExpr
@@ -66,7 +67,6 @@ def patches(sum_method: Method, wire_dtype: WireDtype) -> list[tuple[Any, str, F
         *((da, name, dispatched(getattr(da, name))) for name in UNDISPATCHED),
         *_building(),
         *((DASK_FFT, name, getattr(fft, name)) for name in DASKS_OWN),
-        *expression_patches(),
     ]
     if sum_method != "dask":
         sums = _summing("sum", da.sum, sum_method)
@@ -101,7 +101,17 @@ def _hurry() -> None:
 def install(settings: Settings) -> None:
     """Patch Dask's functions; patches of an earlier call are removed first."""
     uninstall()
-    for owner, name, replacement in patches(settings.sum_method, settings.matmul_wire_dtype):
+    _replace(patches(settings.sum_method, settings.matmul_wire_dtype))
+    if "dask_array" in sys.modules:
+        _replace(expression_patches())
+    else:
+        awaited = Awaited(lambda: _replace(expression_patches()))
+        sys.meta_path.insert(0, awaited)
+        _installed.callback(awaited.close)
+
+
+def _replace(table: Iterable[tuple[Any, str, Function]]) -> None:
+    for owner, name, replacement in table:
         _installed.callback(_restore, owner, name, getattr(owner, name), replacement)
         setattr(owner, name, replacement)
 

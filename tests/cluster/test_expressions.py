@@ -42,7 +42,7 @@ def test_a_loop_is_known_after_its_first_steps(client: Client) -> None:
         for _ in range(3):
             x = step(x).persist()
         np.testing.assert_allclose(x.compute(), steps(MATRIX, 6))
-        assert structures(client) <= known + 1  # the read of the result
+        assert structures(client) <= known + 2  # the read of the result, and other free memory
         assert isinstance(x, xa.Array)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,3 +106,25 @@ def test_zarr(package: Any, tmp_path: Any) -> None:
         assert isinstance(lazy.data, package.Array)
         found = (lazy @ lazy.rename(t="u")).compute()
     np.testing.assert_allclose(found, VALUES @ VALUES.T)
+
+
+LATER = """
+import sys
+import numpy as np, dask_dgpu as dgpu, xarray as xr
+with dgpu.enable(local_ranks=2, when="always", on_error="raise"):
+    assert "dask_array" not in sys.modules
+    import dask_array.xarray
+    dask_array.xarray.register()
+    x = xr.DataArray(np.ones((6, 4)), dims=("t", "x")).chunk(t=2, x=2)
+    assert isinstance(x.data, dask_array.Array)
+    assert dgpu.explain(xr.dot(x, x, dim="t").data).rewritten
+    assert float(xr.dot(x, x, dim="t").sum()) == 24 * 4 / 4 * 4 / 4
+    assert dask_array.Array._pinned.__module__ == "dask_dgpu.session.expressions"
+assert dask_array.Array._pinned.__module__ == "dask_array._collection"
+with dgpu.enable():
+    pass
+"""
+
+
+def test_dask_array_may_be_imported_later() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", LATER], check=True, timeout=60)
