@@ -50,12 +50,20 @@ class Suite:
         The options.
     sizes : Sizes
         Of all inputs.
+    arrays : str
+        The package of arrays.
     """
 
-    def __init__(self, client: Client, given: argparse.Namespace, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        client: Client,
+        given: argparse.Namespace,
+        sizes: Sizes,
+        arrays: str = "dask.array",
+    ) -> None:
         self.client, self.given, self.sizes = client, given, sizes
         self.synchronize = synchronize if given.device == "cuda" else no_wait
-        self.arrays = import_module(given.arrays)
+        self.arrays = import_module(arrays)
 
     def floor(self) -> list[float]:
         """Return the seconds of an empty task on each worker, again and again."""
@@ -270,7 +278,7 @@ def main() -> None:
     n, m = QUICK if given.quick or given.check else LENGTHS[given.device]
     with cluster_of(given) as client:
         workers = len(client.scheduler_info(n_workers=-1)["workers"])
-        suite = Suite(client, given, Sizes(workers, n, m))
+        suite = Suite(client, given, Sizes(workers, n, m), given.arrays)
         dgpu.enable(client)
         rates = dgpu.cost.ClusterConfig.detect(client)
         if given.check:
