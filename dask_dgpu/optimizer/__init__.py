@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -27,6 +29,7 @@ from dask_dgpu.planner.present import (
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.fused import Fused
 from dask_dgpu.runtime.partials import FUNCTIONS as MERGES
+from dask_dgpu.runtime.scheduler.states import at_once
 from graph_opt.dask_graph.emit import TaskFunctions, answered, embedded, finish, guarded
 from graph_opt.dask_graph.parse import arrays_of
 from graph_opt.dask_graph.reader import LayerReader, Runtime
@@ -113,6 +116,17 @@ def reading(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(collections, *args, **kwargs)
 
     return collections_to_expr
+
+
+def hurry() -> None:
+    """Let the current client send its next message, the graph that is pickled, at once."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return
+    with suppress(ValueError):  # no client
+        client = distributed.Client.current()
+        if client.scheduler_comm is not None:
+            client.loop.add_callback(at_once, client.scheduler_comm)
 
 
 def enabled_optimizer() -> GraphOptimizer | None:

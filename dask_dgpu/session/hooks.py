@@ -22,11 +22,9 @@ from dask_dgpu.array.einsum.patched import pairwise
 from dask_dgpu.array.fft.call import DASK_FFT, DASKS_OWN
 from dask_dgpu.array.matmul import by_setting
 from dask_dgpu.array.reductions.call import Method, is_number, reduced
-from dask_dgpu.environment.facts import current_client
 from dask_dgpu.environment.settings import Settings
 from dask_dgpu.kernels.sums.partial import Kind
-from dask_dgpu.optimizer import GraphOptimizer
-from dask_dgpu.runtime.scheduler.states import at_once
+from dask_dgpu.optimizer import GraphOptimizer, hurry
 from dask_dgpu.session.building import replaying
 from dask_dgpu.session.creation import UNDISPATCHED, dispatched
 from dask_dgpu.session.expressions import Awaited, expression_patches
@@ -87,15 +85,8 @@ def _building() -> Iterator[tuple[Any, str, Function]]:
             with suppress(AttributeError):
                 original = getattr(owner, name)
                 yield owner, name, replaying(joining(original) if name == "blockwise" else original)
-    yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__, GraphOptimizer, _hurry)
+    yield HLGExpr, "__reduce__", sending(HLGExpr.__reduce__, GraphOptimizer, hurry)
     yield Array, "__getitem__", replaying(Array.__getitem__)
-
-
-def _hurry() -> None:
-    """Let the current client send its next message, the graph that is pickled, at once."""
-    client: Any = current_client()
-    if client is not None and client.scheduler_comm is not None:
-        client.loop.add_callback(at_once, client.scheduler_comm)
 
 
 def install(settings: Settings) -> None:
