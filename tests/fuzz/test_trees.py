@@ -51,10 +51,11 @@ def test_tree(tree_seed: int, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow
-def test_tree_of_expressions(tree_seed: int) -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_tree_of_expressions(seed: int) -> None:
     """The same trees of dask_array's arrays: against its own results, and NumPy's."""
-    wrong = failure(grow(tree_seed), expression_way, plain_expression_way)
-    assert wrong is None, f"seed {tree_seed}: {wrong}"
+    wrong = failure(grow(seed), expression_way, plain_expression_way)
+    assert wrong is None, f"seed {seed}: {wrong}"
 
 
 @pytest.mark.filterwarnings("ignore::dask.array.core.PerformanceWarning")
