@@ -45,6 +45,7 @@ from dask_array.slicing._setitem import SetItem
 from dask_array.stacking._concatenate import Concatenate
 from dask_array.stacking._stack import Stack
 
+from graph_opt.dask_graph.internals import _chunk_sum, _matmul
 from graph_opt.expressions.collection import Gang
 from graph_opt.expressions.functions import dasks_own
 
@@ -146,11 +147,12 @@ def first_step(expr: ArrayExpr) -> ArrayExpr:
 
 def is_product(expr: ArrayExpr) -> bool:
     """Whether a node is the product of two matrices: the last one of several."""
-    if not (isinstance(expr, Squeeze) or type(expr) is Reduction):
+    is_sum = type(expr) is Reduction and dasks_own(expr.chunk) is _chunk_sum
+    if not (is_sum or isinstance(expr, Squeeze)):
         return False
-    partial = expr.array
-    is_matmul = type(partial) is Blockwise and partial.func.__name__ == "_matmul"
-    return is_matmul and partial.out_ind == (0, 1, 2) and expr.ndim == 2
+    terms = expr.array
+    is_matmul = type(terms) is Blockwise and dasks_own(terms.func) is _matmul
+    return is_matmul and terms.out_ind == (0, 1, 2) and expr.ndim == 2
 
 
 def _product(expr: ArrayExpr, read: Read) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import dask
@@ -101,6 +102,21 @@ def test_products_by_the_setting(inner: int) -> None:
         assert "float16" in text
         found = (x @ x.rechunk((inner, 7))).compute()
     np.testing.assert_allclose(found, MATRIX @ MATRIX, rtol=1e-2)
+
+
+def _matmul(left: Any, right: Any) -> Any:
+    return left[:, :, None] + right[None]
+
+
+@pytest.mark.parametrize("function", [_matmul, partial(_matmul)])
+def test_only_dasks_own_function_is_a_product(function: Any) -> None:
+    left, right = MATRIX[:, :1], MATRIX[:1]
+    x, y = (xa.from_array(each, chunks=8) for each in (left, right))
+    terms = xa.blockwise(function, (0, 1, 2), x, (0, 1), y, (1, 2), dtype=float)
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        found = xa.squeeze(terms, axis=1) + x @ y
+        close(found.compute(scheduler="sync"), left + right + left @ right)
+        assert dgpu.explain(found).rewritten
 
 
 def test_creation_by_the_backend() -> None:
