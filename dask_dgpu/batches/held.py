@@ -27,6 +27,7 @@ from graph_opt.dask_graph.internals import (
     TaskRef,
     _execute_subgraph,
     convert_legacy_graph,
+    moment_chunk,
 )
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.passes import name_of
@@ -109,7 +110,9 @@ def held(
         read = max(sum(inputs), usual)
         *between, block = _fused(key, tasks[key])
         own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
-        largest = max(wide, usual, *inputs, *(declared.nbytes(each) or 0 for each in between))
+        least = DOUBLE if _adds_squares(tasks[key]) else 1
+        blocks = (*between, *tasks[key].dependencies)
+        largest = max(wide, usual, *inputs, *(declared.nbytes(each, least) or 0 for each in blocks))
         beside = max(int(temporaries * largest), loading)
         works.append(read + wide + beside)
         made[key] = own if _name(key).startswith(COPIES) else min(own, numbers.get(key, own))
@@ -153,6 +156,14 @@ def _fused(key: Key, task: GraphNode) -> list[Key]:
     if getattr(task, "func", None) is not _execute_subgraph:
         return [key]
     return [*(each for inner in task.args[0].items() for each in _fused(*inner)), task.args[1]]
+
+
+def _adds_squares(task: GraphNode) -> bool:
+    """Whether a task, or one that was fused to it, adds squares of differences from a mean."""
+    function = getattr(task, "func", None)
+    if function is _execute_subgraph:
+        return any(map(_adds_squares, task.args[0].values()))
+    return getattr(function, "func", function) is moment_chunk
 
 
 def _viewed(task: GraphNode) -> Key | None:
