@@ -8,12 +8,14 @@ import dask
 import dask_array as xa
 import numpy as np
 import pytest
+import xarray as xr
 from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS
 from tests.cluster.losses import Losses
 from tests.cluster.observe import send_signal, structures
+from tests.support.chunked import FLOX_ONLY, GROUPED, chunked_by, data
 
 pytestmark = pytest.mark.cluster
 
@@ -83,6 +85,17 @@ def test_programs_that_stay_on_the_workers(client: Client) -> None:
             x = compiled(x)
         assert isinstance(x, xa.Array)
         np.testing.assert_allclose((x + 0).compute(), steps(MATRIX, 4))
+
+
+@pytest.mark.parametrize("package", ["dask.array", "dask_array"])
+def test_groups_of_xarray(client: Client, package: str) -> None:
+    """flox computes those of Dask's arrays."""
+    with chunked_by(package), dgpu.enable(client, **SETTINGS):
+        for name, operation in GROUPED.items():
+            if package == "dask.array" or name not in FLOX_ONLY:
+                wanted = operation(data())
+                found = operation(data(t=5, x=6)).compute().transpose(*wanted.dims)
+                xr.testing.assert_allclose(found, wanted)
 
 
 class TestLosses(Losses):

@@ -7,40 +7,21 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dask.array as da
-import dask_array as xa
-import dask_array.xarray
 import numpy as np
 import pytest
 import xarray as xr
-from xarray.namedarray.parallelcompat import list_chunkmanagers
 
 import dask_dgpu as dgpu
+from tests.support.chunked import FLOX_ONLY, GROUPED, chunked_by, data
 
-VALUES = np.random.default_rng(5).random((20, 12))
-LABELS = np.arange(20) % 4
 WEIGHTS = xr.DataArray(np.arange(20.0), dims="t")
 
 
 @pytest.fixture(params=["dask.array", "dask_array"])
 def package(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The package of xarray's chunked arrays."""
-    list_chunkmanagers()  # the first call returns another dictionary than it keeps
-    managers = list_chunkmanagers()
-    before = managers["dask"]
-    if request.param == "dask_array":
-        dask_array.xarray.register()
-    else:
-        from xarray.namedarray.daskmanager import DaskManager
-
-        managers["dask"] = DaskManager()
-    yield xa if request.param == "dask_array" else da
-    managers["dask"] = before
-
-
-def data() -> xr.DataArray:
-    coordinates = {"t": np.arange(20.0), "x": np.arange(12.0)}
-    return xr.DataArray(VALUES, dims=("t", "x"), coords=coordinates)
+    with chunked_by(request.param) as found:
+        yield found
 
 
 def line(t: Any, a: Any, b: Any) -> Any:
@@ -51,8 +32,7 @@ OPERATIONS: dict[str, Callable[[xr.DataArray], Any]] = {
     "dot": lambda d: xr.dot(d, d, dim="t"),
     "rolling": lambda d: d.rolling(t=3, center=True, min_periods=1).sum(),
     "rolling, mean": lambda d: d.rolling(t=4).mean(),
-    "groupby": lambda d: d.assign_coords(g=("t", LABELS)).groupby("g").mean(),
-    "resample": lambda d: d.groupby_bins("x", 3).sum(),
+    "groupby_bins": lambda d: d.groupby_bins("x", 3).sum(),
     "apply_ufunc": lambda d: xr.apply_ufunc(np.sqrt, d, dask="allowed"),
     "apply_ufunc, blocks": lambda d: xr.apply_ufunc(
         np.sum,
@@ -80,7 +60,7 @@ OPERATIONS: dict[str, Callable[[xr.DataArray], Any]] = {
     "stack": lambda d: d.stack(z=("t", "x")),
     "concat": lambda d: xr.concat([d, 2 * d], "t"),
 }
-QUICK = ("dot", "rolling", "groupby", "weighted")
+QUICK = ("dot", "rolling", "weighted")
 MEETING = ("dot", "rolling", "rolling, mean", "polyfit", "weighted", "shift", "diff")
 """Operations whose blocks meet."""
 
@@ -92,21 +72,43 @@ MEETING = ("dot", "rolling", "rolling, mean", "polyfit", "weighted", "shift", "d
 def test_results_are_those_of_numpy(name: str, package: Any) -> None:
     operation = OPERATIONS[name]
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
-        lazy = operation(data().chunk({"t": 5, "x": 6}))
+        lazy = operation(data(t=5, x=6))
         assert isinstance(lazy.data, package.Array)
         assert bool(dgpu.explain(lazy.data).rewritten) or name not in MEETING
         found = lazy.compute()
     xr.testing.assert_allclose(found, operation(data()))
 
 
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        pytest.param(name, package, marks=() if name == "mean" else pytest.mark.slow)
+        for name in GROUPED
+        for package in ("dask.array", "dask_array")
+        if package == "dask.array" or name not in FLOX_ONLY
+    ],
+    indirect=["package"],
+)
+def test_groups_are_those_of_numpy(name: str, package: Any) -> None:
+    operation = GROUPED[name]
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        lazy = operation(data(t=5, x=6))
+        assert isinstance(lazy.data, package.Array)
+        assert dgpu.explain(lazy.data).regions
+        found = lazy.compute()
+    wanted = operation(data())
+    xr.testing.assert_allclose(found.transpose(*wanted.dims), wanted)
+
+
 def test_zarr(package: Any, tmp_path: Any) -> None:
     path = tmp_path / "x.zarr"
     with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
-        data().to_dataset(name="d").chunk({"t": 5, "x": 6}).to_zarr(path, consolidated=False)
+        data(t=5, x=6).to_dataset(name="d").to_zarr(path, consolidated=False)
         lazy = xr.open_zarr(path, consolidated=False).d
         assert isinstance(lazy.data, package.Array)
         found = (lazy @ lazy.rename(t="u")).compute()
-    np.testing.assert_allclose(found, VALUES @ VALUES.T)
+    values = data().values
+    np.testing.assert_allclose(found, values @ values.T)
 
 
 LATER = """
