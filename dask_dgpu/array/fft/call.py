@@ -240,9 +240,8 @@ def transform_axes(
         return apply(x, plan, name)
     (separate,) = (each for each in transforms if each.axis == axis)
     others = tuple(each for each in transforms if each.axis != axis)
-    # transforms from real numbers first, to real numbers last, cosines and sines between
-    before = TO_REAL if separate.kind in TRIGONOMETRIC else TO_HALF_COMPLEX
-    if separate.kind in TO_REAL or any(each.kind in before for each in others):
+    # transforms from real numbers first, to real numbers last
+    if separate.kind in TO_REAL or any(each.kind in TO_HALF_COMPLEX for each in others):
         y = long_axis.along_long_axis(transform_axes(x, others, name), separate)
     else:
         y = transform_axes(long_axis.along_long_axis(x, separate), others, name)
@@ -252,9 +251,10 @@ def transform_axes(
 def too_long(plan: PencilPlan, *, small: int) -> int | None:
     """Return the axis to transform without whole blocks, ``None`` if the plan is good.
 
-    It is the longest axis of a stage with too large blocks, among those that the input has
-    in several chunks. A block is too large if it exceeds ``small`` bytes and, relative to
-    padded arrays, ``TOO_LARGE`` average and ``MUCH_MORE`` largest blocks of the input.
+    It is the longest axis of a stage with too large blocks, among those that the input has in
+    several chunks and that are not transformed to cosines or sines. A block is too large if it
+    exceeds ``small`` bytes and, relative to padded arrays, ``TOO_LARGE`` average and ``MUCH_MORE``
+    largest blocks of the input.
     """
     size = math.prod(map(sum, plan.input_chunks))
     if size == 0:
@@ -269,7 +269,11 @@ def too_long(plan: PencilPlan, *, small: int) -> int | None:
         )
         elements = max(_largest(stage.chunks), _largest(stage.output_chunks))
         if nbytes > small and elements >= growth * most:
-            cut = [each for each in stage.transforms if len(plan.input_chunks[each.axis]) > 1]
+            cut = [
+                each
+                for each in stage.transforms
+                if len(plan.input_chunks[each.axis]) > 1 and each.kind not in TRIGONOMETRIC
+            ]
             if cut:
                 return max(cut, key=lambda each: each.n).axis
     return None

@@ -39,34 +39,27 @@ from dask_dgpu.array.fft.four_step import (
     matrix_for,
     transformed,
 )
-from dask_dgpu.kernels.fft import TO_REAL, TRIGONOMETRIC, Transform
+from dask_dgpu.kernels.fft import TO_REAL, Transform
 from dask_dgpu.kernels.fft import factors as kernel
-from dask_dgpu.kernels.fft.trigonometric import Recipe
 
 SMALL = 16 * 2**20
 """Blocks of at most these bytes are never too large."""
 
 
-def along_long_axis(x: Array, transform: Transform, *, length: int | None = None) -> Array:
+def along_long_axis(x: Array, transform: Transform) -> Array:
     """Transform along one axis without whole blocks, to NumPy's dtype.
 
     A transform from real numbers is one half of the complex one, a transform to real numbers the
-    real part of the transform of a one-sided spectrum. Cosines and sines are transforms from or to
-    real numbers of twice the length. Only the first ``length`` elements are computed.
+    real part of the transform of a one-sided spectrum.
     """
-    if transform.kind in TRIGONOMETRIC:
-        return _trigonometric(x, transform)
-    axis, n = transform.axis, transform.n
+    axis, n, length = transform.axis, transform.n, transform.output_length
     parts = len(x.chunks[axis])
-    # so that ``length`` elements have as many
-    sides = parts if length is None else -(-parts * n // length)
-    length = length or transform.output_length
     kind = "fft" if transform.kind in ("fft", "rfft", "hfft") else "ifft"
     to_complex = replace(transform, kind=kind)
     dtype = to_complex.output_dtype(x.dtype.name)
     cuts = tuple(accumulate(x.chunks[axis][:-1]))
     line = math.prod(max(sizes) for k, sizes in enumerate(x.chunks) if k != axis)
-    matrix = matrix_for(n, sides, cuts, enough=SMALL // (line * np.dtype(dtype).itemsize))
+    matrix = matrix_for(n, parts, cuts, enough=SMALL // (line * np.dtype(dtype).itemsize))
     y = x
     if transform.kind in TO_REAL:
         y = x[(slice(None),) * axis + (slice(0, n // 2 + 1),)]
@@ -80,33 +73,6 @@ def along_long_axis(x: Array, transform: Transform, *, length: int | None = None
         meta = np.empty_like(y._meta, dtype=dtype)
         y = da.map_blocks(kernel.real_part, y, out=dtype, dtype=dtype, meta=meta)
     return y
-
-
-def _trigonometric(x: Array, transform: Transform) -> Array:
-    """Transform with the steps of :mod:`dask_dgpu.kernels.fft.trigonometric`."""
-    if x.dtype.kind == "c":
-        return _trigonometric(x.real, transform) + 1j * _trigonometric(x.imag, transform)
-    axis, n = transform.axis, transform.n
-    dtype = transform.output_dtype(x.dtype.name)
-    recipe = Recipe(transform.kind, n, transform.norm)
-    y = x[(slice(None),) * axis + (slice(0, n),)].astype(dtype)
-    given = np.result_type(dtype, 1j) if recipe.fft in ("irfft", "fft") else np.dtype(dtype)
-    y = map_with_start(recipe.before, y, axis, dtype=given)
-    first, length = recipe.first, recipe.first + n
-    if recipe.fft == "irfft":
-        shape = (*y.shape[:axis], first, *y.shape[axis + 1 :])
-        chunks = (*y.chunks[:axis], (first,), *y.chunks[axis + 1 :])
-        y = da.concatenate([da.zeros_like(y, shape=shape, chunks=chunks), y], axis) if first else y
-        first, length = 0, n
-    y = along_long_axis(y, Transform(recipe.fft, axis, recipe.period), length=length)
-    y = y[(slice(None),) * axis + (slice(first, length),)]
-    return map_with_start(_after, y, axis, recipe, dtype=dtype)
-
-
-def _after(block: Any, start: tuple[int, ...], axis: int, recipe: Recipe) -> Any:
-    # a copy, since other tasks may use the block; the result is no view of complex numbers
-    real = recipe.after(block.copy(), start, axis)
-    return real.astype(real.dtype, order="C", copy=False)
 
 
 def bluestein(x: Array, transform: Transform, *, parts: int, length: int) -> Array:

@@ -25,7 +25,6 @@ import cupyx.scipy.fft
 import numpy as np
 
 from dask_dgpu.kernels.fft.factors import spans
-from dask_dgpu.kernels.fft.trigonometric import Recipe
 
 Array = Any
 
@@ -125,8 +124,8 @@ def transform(block: Array, kind: str, n: int, axis: int, norm: str, dtype: str)
     *outer, given = lines.shape
     result = cupy.empty((*outer, n), dtype)
     flat = result.reshape((-1, n))
-    recipe = Recipe(kind, n, norm)
-    period, scale = recipe.period, float(recipe.period) ** recipe.power
+    period = 2 * (n + {"dct1": -1, "dst1": 1}.get(kind, 0))  # SciPy's logical size
+    scale = float(period) ** {"backward": 0.0, "ortho": -0.5, "forward": -1.0}[norm]
     weight = math.sqrt(2) if norm == "ortho" else 1.0
     length = {"1": period, "2": n, "3": n // 2 + 1, "4": period}[kind[-1]]
     number = np.result_type(dtype, np.complex64) if kind[-1] in "34" else result.dtype

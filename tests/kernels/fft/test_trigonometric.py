@@ -1,4 +1,4 @@
-"""Cosine and sine transforms of blocks on hosts, and the parts of those along long axes."""
+"""Cosine and sine transforms of blocks on hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import scipy.fft
 
 from dask_dgpu.kernels import fft
 from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform
-from dask_dgpu.kernels.fft.trigonometric import Recipe
 
 
 def numbers(shape: tuple[int, ...], dtype: str) -> Any:
@@ -19,18 +18,6 @@ def numbers(shape: tuple[int, ...], dtype: str) -> Any:
     if dtype[0] == "c":
         values = values + 1j * rng.random(shape)
     return (values if dtype[0] in "fc" else 9 * values).astype(dtype)
-
-
-@pytest.mark.parametrize("kind", TRIGONOMETRIC)
-def test_parts_of_a_line_know_their_places(kind: str) -> None:
-    recipe = Recipe(kind, 11, "ortho")
-    a = numbers((3, 11), "float64")
-    pieces = [recipe.before(a[:, at : at + 4], (0, at), 1) for at in (0, 4, 8)]
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), recipe.before(a, (0, 0), 1))
-    spectrum = a + 1j if recipe.fft != "irfft" else a
-    pieces = [recipe.after(spectrum[:, at : at + 4].copy(), (0, at), 1) for at in (0, 4, 8)]
-    whole = recipe.after(spectrum.copy(), (0, 0), 1)
-    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), whole)
 
 
 @pytest.mark.parametrize("kind", TRIGONOMETRIC)

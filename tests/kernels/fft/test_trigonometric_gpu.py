@@ -1,4 +1,4 @@
-"""Cosine and sine transforms of one CuPy block, of a long axis of few elements, and in groups."""
+"""Cosine and sine transforms of one CuPy block, and Poisson's equation in groups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import scipy.fft
 
-import dask_dgpu as dgpu
-from dask_dgpu.array.fft import long_axis
 from dask_dgpu.kernels.fft import TRIGONOMETRIC, Transform, factors, transform
-from tests.array.poisson.test_gpu import close, computed, numbers, on_device, solve
+from tests.array.poisson.test_gpu import close, numbers, solve
 from tests.array.poisson.test_poisson import BOUNDARIES
 
 pytestmark = pytest.mark.gpu
@@ -47,19 +45,6 @@ def test_kernel(
     turned = cupy.asarray(numbers((8, 6), dtype)).T  # strides of any order
     wanted = transform(cupy.asnumpy(turned).astype("c16"), [Transform(kind, 0, 6, norm)])
     close(transform(turned, [Transform(kind, 0, 6, norm)]), wanted)
-
-
-@pytest.mark.parametrize("kind", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["dct", "dst"])
-@pytest.mark.parametrize("n", [3600, 3607])
-def test_a_long_axis(name: str, kind: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_axis, "SMALL", 0)
-    for dtype in ("float32", "complex128"):
-        a = numbers((2, n), dtype)
-        y = getattr(dgpu.fft, name)(on_device(a, (2, 500)), kind)
-        assert y.numblocks[1] > 1
-        wanted = getattr(scipy.fft, name)(a.astype(np.result_type(dtype, np.float64)), kind)
-        close(computed(y, 3), wanted)
 
 
 @pytest.mark.parametrize("boundary", [*BOUNDARIES, ("periodic", "zero", "reflect")])
