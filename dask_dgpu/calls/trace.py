@@ -37,8 +37,8 @@ from dask_dgpu.runtime.worker.calls import repeating
 from graph_opt.dask_graph.internals import DataNode
 from graph_opt.dask_graph.parse import is_stored
 from graph_opt.dask_graph.sent import IncomparableError, SentGraph
+from graph_opt.model.names import MARK, as_parameter
 from graph_opt.model.piece import Region
-from graph_opt.model.tokens import MARK, as_parameter
 from graph_opt.passes import by_name, depth_first, region_of
 
 if TYPE_CHECKING:

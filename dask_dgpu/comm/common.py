@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction
+from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Work
 from dask_dgpu.errors import CommAbortedError
 
 K = TypeVar("K")
@@ -148,6 +148,25 @@ def even_counts(total: int, parts: int) -> list[int]:
     """Divide ``total`` elements as evenly as integers allow, larger parts first."""
     each, rest = divmod(total, parts)
     return [each + (part < rest) for part in range(parts)]
+
+
+def exchange(
+    comm: Comm, out: Buffer, out_counts: Counts, inbox: Buffer, in_counts: Counts
+) -> Work | None:
+    """Exchange messages in the order of ranks; ``None`` if this rank has none.
+
+    Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
+    Each sends to the next rank first and receives from the previous one first, so that they do not
+    all send to rank 0.
+    """
+
+    def messages(buffer: Buffer, counts: Counts, way: int) -> list[tuple[int, Buffer]]:
+        stops = list(accumulate(counts))
+        peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
+        return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]
+
+    sends, receives = messages(out, out_counts, 1), messages(inbox, in_counts, -1)
+    return comm.exchange(sends, receives) if sends or receives else None
 
 
 def own_messages(rank: int, sends: Messages, recvs: Messages) -> list[tuple[Buffer, Buffer]]:

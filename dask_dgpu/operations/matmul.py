@@ -115,7 +115,7 @@ def _run(part: PartProduct, comm: Comm, *given: Any, progress: Progress) -> Any:
 def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
     """Return the product as one rank; its plan has blocks in another order than the arrays."""
     plan, (*names, (rows, columns)) = part.plan, part.names
-    share_of(plan, rank)  # found before the first run
+    share = share_of(plan, rank)  # found before the first run
     owned = [
         [((i, j), (down[i], along[j])) for i, j in np.argwhere(matrix.ranks == rank).tolist()]
         for matrix, (down, along) in zip(plan.operands, names, strict=True)
@@ -125,7 +125,7 @@ def _prepare(part: PartProduct, rank: int) -> Callable[..., Any]:
         pairs = zip(owned, arrays, strict=True)
         a, b = ({at: given[index] for at, index in some} for some, given in pairs)
         sent = Sent() if plan.encoded else None
-        made = summa_rank(plan, comm, device, a, b, progress, sent)
+        made = summa_rank(plan, comm, device, a, b, progress, sent, share)
         blocks = {(rows[i], columns[j]): block for (i, j), block in made.items()}
         return blocks if sent is None else (blocks, sent.total(comm, device))
 

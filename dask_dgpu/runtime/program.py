@@ -24,9 +24,9 @@ from dask_dgpu.operations.operation import Node, Value
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Index
+from graph_opt.model.names import numbered, restored
 from graph_opt.model.piece import Wanted, label_of
 from graph_opt.model.recipe import Call, Recipe
-from graph_opt.model.tokens import numbered, restored
 
 Key = tuple[Any, ...]
 

@@ -47,7 +47,7 @@ from graph_opt.dask_graph.internals import GraphNode, TaskRef
 from graph_opt.dask_graph.parse import is_known
 from graph_opt.dask_graph.sent import Pickler
 from graph_opt.model.layout import CONTAINERS
-from graph_opt.model.tokens import parted
+from graph_opt.model.names import parted
 
 STAND_IN = "dgpu-input-"
 """The prefix of the names of stand-ins."""

@@ -40,7 +40,7 @@ from graph_opt.dask_graph.internals import (
 from graph_opt.dask_graph.parse import DTYPES, row_of
 from graph_opt.model.expression import Apply, Cast, Constant, Node, Reduce, View
 from graph_opt.model.layout import ArrayNode
-from graph_opt.model.tokens import Parameter
+from graph_opt.model.names import Parameter
 
 
 @dataclass(frozen=True)

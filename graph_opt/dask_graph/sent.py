@@ -41,7 +41,7 @@ from graph_opt.dask_graph.internals import (
 )
 from graph_opt.dask_graph.layers import DeferredLayer
 from graph_opt.model.layout import Bare
-from graph_opt.model.tokens import as_parameter, numbered, parted, restored, varies
+from graph_opt.model.names import as_parameter, numbered, parted, restored, varies
 
 logger = logging.getLogger(__name__)
 

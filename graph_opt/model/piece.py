@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 
 from graph_opt.model.cost import Machine
 from graph_opt.model.layout import ArrayNode, Cuts, Index
-from graph_opt.model.names import label
-from graph_opt.model.tokens import numbered, parted
+from graph_opt.model.names import label, numbered, parted
 
 Block = tuple[str, Index]
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.utils import offload
 
 import dask_dgpu as dgpu
 from tests.cluster.conftest import SETTINGS, start_cluster
@@ -21,22 +23,29 @@ from tests.support.entered import noting
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-MOST_FIRST, MOST_THIRD = 62, 30
-"""The target is 60 and 25, which some machines reach; others enter 59 to 61, and 29."""
+MOST_FIRST, MOST_THIRD = 60, 25
 
 _entered: set[str] = set()
 
 
-def watch() -> None:
-    """Note files from now on, on this thread, which runs the event loop, and on new ones."""
-    hook = noting(_entered)
+async def watch(hook: Callable[[FrameType, str, object], None] | None) -> None:
+    """Let a hook, or none from now on, see the calls of this process.
+
+    It sees the thread that runs the event loop, that in which Dask reads graphs, which an earlier
+    cluster may have begun, and new ones.
+    """
     threading.setprofile(hook)
     sys.setprofile(hook)
+    await offload(sys.setprofile, hook)
 
 
-def watch_no_more() -> None:
-    threading.setprofile(None)
-    sys.setprofile(None)
+async def note_files() -> None:
+    """Note files from now on."""
+    await watch(noting(_entered))
+
+
+async def note_no_more() -> None:
+    await watch(None)
 
 
 def noted() -> set[str]:
@@ -50,16 +59,16 @@ def noted() -> set[str]:
 def client() -> Iterator[Client]:
     """A client of a cluster whose threads are watched from their beginning."""
     with start_cluster("cpu", 2) as cluster, Client(cluster) as client:
-        client.run(watch)
-        client.run_on_scheduler(watch)
-        watch()
+        client.run(note_files)
+        client.run_on_scheduler(note_files)
+        sys.setprofile(noting(_entered))
         try:
             # which would measure the cluster at the same time
             with dgpu.enable(client, **SETTINGS, cost_measure=False):
                 yield client
         finally:
-            client.run_on_scheduler(watch_no_more)
-            watch_no_more()
+            client.run_on_scheduler(note_no_more)
+            sys.setprofile(None)
 
 
 def files(client: Client) -> set[str]:

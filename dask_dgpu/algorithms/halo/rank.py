@@ -17,7 +17,8 @@ import numpy as np
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.cells import Ints, Selected, indices_at, unravel, values_at
 from dask_dgpu.algorithms.halo.plan import Assembly, HaloPlan
-from dask_dgpu.algorithms.redistribute.rank import Copies, Place, exchange
+from dask_dgpu.algorithms.redistribute.rank import Copies, Place
+from dask_dgpu.comm.common import exchange
 from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device

@@ -11,8 +11,8 @@ Two rounds overlap, each in its half of one buffer: one is in transit while the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,8 @@ from dask_dgpu.algorithms.cells import (
     values_at,
 )
 from dask_dgpu.algorithms.redistribute.plan import RedistributePlan
-from dask_dgpu.comm.protocol import Buffer, Comm, Work
+from dask_dgpu.comm.common import exchange
+from dask_dgpu.comm.protocol import Comm, Work
 from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import Device
 from dask_dgpu.kernels.pack import Arrays, Described, InArrays, InMessage, Pieces
@@ -272,22 +273,3 @@ class _Messages:
         middle = first + sum(self.rounds[at].send_counts)
         last = middle + sum(self.rounds[at].receive_counts)
         return self.buffer[first:middle], self.buffer[middle:last]
-
-
-def exchange(
-    comm: Comm, out: Buffer, out_counts: Sequence[int], inbox: Buffer, in_counts: Sequence[int]
-) -> Work | None:
-    """Exchange messages in the order of ranks; ``None`` if this rank has none.
-
-    Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
-    Each sends to the next rank first and receives from the previous one first, so that they do not
-    all send to rank 0.
-    """
-
-    def messages(buffer: Buffer, counts: Sequence[int], way: int) -> list[tuple[int, Buffer]]:
-        stops = list(accumulate(counts))
-        peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
-        return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]
-
-    sends, receives = messages(out, out_counts, 1), messages(inbox, in_counts, -1)
-    return comm.exchange(sends, receives) if sends or receives else None

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_dgpu.algorithms import Array, Progress, no_progress
-from dask_dgpu.algorithms.redistribute.rank import exchange
 from dask_dgpu.algorithms.summa.plan import (
     Block,
     Matrix,
@@ -38,6 +37,7 @@ from dask_dgpu.algorithms.summa.plan import (
 )
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Known, count_zeros
+from dask_dgpu.comm.common import exchange
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -190,6 +190,7 @@ def summa_rank(
     b: Matrix,
     progress: Progress = no_progress,
     sent: Sent | None = None,
+    share: Share | None = None,
 ) -> dict[Index, Array]:
     """Multiply as one rank; ``progress`` counts panels, and ``sent`` what travels in messages.
 
@@ -197,9 +198,10 @@ def summa_rank(
     plan and transport allow it, it reads them from the owners' blocks, straight into the panel.
     Blocks in place are multiplied where they lie. The peak of memory is the rank's blocks of A, B
     and C and four panels: two panels in use, one message out and one in. Blocks of C count in
-    ``plan.accumulator``.
+    ``plan.accumulator``. A caller that has the rank's ``share`` may give it.
     """
-    share = share_of(plan, comm.rank)
+    if share is None:
+        share = share_of(plan, comm.rank)
     product, known = Product(plan, share, comm, device, (a, b), sent), None
     with device.computing():
         given = device.mark()

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dask_dgpu.algorithms.redistribute.rank import exchange
 from dask_dgpu.algorithms.summa.plan import Block, Piece, Pieces, Step, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
+from dask_dgpu.comm.common import exchange
 from dask_dgpu.kernels import zeros
 from graph_opt.model.layout import Span
 

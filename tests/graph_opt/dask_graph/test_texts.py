@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from graph_opt.dask_graph import sent
 from graph_opt.dask_graph.internals import Alias, DataNode, TaskRef
 from graph_opt.dask_graph.sent import IncomparableError, SentGraph, opened, pickled
-from graph_opt.model.tokens import parted
+from graph_opt.model.names import parted
 
 RNG = np.random.default_rng(11)
 
