@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,7 +20,7 @@ from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import in_passes, plan_passes, targets
-from dask_dgpu.batches.sinks import Sink, Sum, selected, temporary
+from dask_dgpu.batches.sinks import Sink, Sum, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows import LostError
@@ -57,7 +57,7 @@ def bar(title: str, total: int, shown: bool = True) -> Iterator[Callable[[], Non
 
 
 class Shared:
-    """Keeps whole operands that several calls read, within a limit, the last used ones.
+    """Keeps parts of operands that several calls read, as far as they fit in a limit.
 
     ``identities`` are those of the operands of all calls.
     """
@@ -65,25 +65,20 @@ class Shared:
     def __init__(self, identities: Iterable[int] = (), limit: float = 0) -> None:
         self.identities = {each for each, calls in Counter(identities).items() if calls > 1}
         self.limit = limit
-        self._kept: OrderedDict[Place, tuple[int, Any]] = OrderedDict()
+        self._kept: dict[Place, Any] = {}
         self._lock = Lock()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is kept."""
-        return sum(nbytes for nbytes, _ in self._kept.values())
 
     def get(self, place: Place, nbytes: int, load: Callable[[], Any]) -> Any:
         """Return an operand, loaded at its first use; others wait meanwhile."""
-        if place[0] not in self.identities or nbytes > self.limit:
+        if place[0] not in self.identities:
             return load()
         with self._lock:
-            if place not in self._kept:
-                while self._kept and self.nbytes + nbytes > self.limit:
-                    self._kept.popitem(last=False)
-                self._kept[place] = nbytes, load()
-            self._kept.move_to_end(place)
-            return self._kept[place][1]
+            if place in self._kept:
+                return self._kept[place]
+            found = load()
+            if sum(each.nbytes for each in self._kept.values()) + nbytes <= self.limit:
+                self._kept[place] = found
+            return found
 
     def clear(self) -> None:
         """Drop all operands: they need memory, or were on a worker that was lost."""
@@ -101,9 +96,7 @@ def compute(request: Request, room: float, out: Any, shared: Shared, *, progress
         plan = plan_passes(call.title, calls, room)
         _check_fits(plan)
         result = call.target(out, call.shape, call.dtype)
-        _execute_passes(
-            calls, plan, result if out is None else selected(call, out), shared, progress
-        )
+        _execute_passes(calls, plan, result, shared, progress)
     return result[()] if out is None and not result.shape else result
 
 

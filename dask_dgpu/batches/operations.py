@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
-from numbers import Number
 from typing import Any
 
 import dask.array as da
@@ -153,21 +152,10 @@ def _tensordot(a: Array, b: Array, axes: Any = 2) -> Array:
     return da.tensordot(a, b, axes=axes).astype(np.result_type(a, b), copy=False)
 
 
-def _stencil(
-    x: Array, kernel: Any = stencils.LAPLACIAN_5PT, *, boundary: Any = "zero", iterations: Any = 1
-) -> Array:
-    """Sweep as :func:`dask_dgpu.stencil`; without sweeps a batch may be shorter than the reach."""
-    if iterations == 0:
-        weights = np.asarray(kernel)
-        kernel = np.full((1,) * x.ndim, weights.any(), weights.dtype)
-    return stencils.stencil(x, kernel, boundary=boundary, iterations=iterations)
-
-
 def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
     """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
 
     Dask only casts the result, knows no ``casting``, and has no clear errors for wrong dtypes.
-    Elements outside ``where`` mean nothing.
     """
 
     @wraps(ufunc)
@@ -175,34 +163,15 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
         if len(args) != ufunc.nin:  # NumPy would write to the next one
             number = f"{ufunc.nin} positional argument{'s' if ufunc.nin > 1 else ''}"
             raise TypeError(f"expected {number} of {ufunc.__name__}, got {len(args)}")
-        dtype = of_nothing(ufunc, *args, **options).dtype
-        if options.get("dtype") is None and not {"casting", "where"} & options.keys():
+        if "where" in options:
+            raise TypeError(f"run computes {ufunc.__name__} of all elements; select with da.where")
+        dtype = ufunc(*map(_empty, args), **options).dtype  # raises NumPy's errors
+        if options.get("dtype") is None and "casting" not in options:
             options.pop("dtype", None)
             return ufunc(*args, **options)
-        where = options.pop("where", True)
-        if where is True:
-            return elemwise(partial(ufunc, **options), *args, dtype=dtype)
-        return elemwise(partial(_of_selected, ufunc, **options), *args, where, dtype=dtype)
+        return elemwise(partial(ufunc, **options), *args, dtype=dtype)
 
     return call
-
-
-def _of_selected(ufunc: np.ufunc, *blocks: Any, **options: Any) -> Any:
-    """Return a ufunc of blocks where the last, a mask, is true; other elements mean nothing.
-
-    Devices compute all elements, since CuPy's ufuncs know no ``where``.
-    """
-    *arrays, where = blocks
-    if all(isinstance(each, np.ndarray | np.generic | Number) for each in arrays):
-        return ufunc(*arrays, where=where, out=None, **options)
-    found = ufunc(*arrays, **options)
-    return np.broadcast_to(found, np.broadcast_shapes(found.shape, np.shape(where)))
-
-
-def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
-    """Return a ufunc of arrays of these dtypes, but without elements; raise NumPy's errors."""
-    options = {"out": None} | {name: _empty(each) for name, each in options.items()}
-    return ufunc(*map(_empty, args), **options)
 
 
 def _empty(value: Any) -> Any:
@@ -231,7 +200,7 @@ def _named() -> dict[str, Operation]:
         product("tensordot", _tensordot, rules.tensordot, check=check_two, temporaries=3),
         product("einsum", einsum, rules.einsum, arrays=None, temporaries=3),
         Operation("conv2d", conv2d, rules.conv2d, arrays=3),
-        unary("stencil", _stencil, rules.stencil, temporaries=4, kept=2),
+        unary("stencil", stencils.stencil, rules.stencil, temporaries=4, kept=2),
         unary("gelu", gelu, rules.elementwise),
         unary("sum", reductions.sum, rules.reduction("add")),
         unary("mean", reductions.mean, rules.reduction("mean")),
@@ -250,7 +219,7 @@ def _known() -> dict[Any, Operation]:
     """Return the operations by the functions of this package, Dask and NumPy."""
     named = _named()
     found: dict[Any, Operation] = {each.function: each for each in named.values()}
-    found |= {matmul: named["matmul"], stencils.stencil: named["stencil"]}
+    found[matmul] = named["matmul"]
     for name in ("matmul", "dot", "tensordot", "einsum"):
         found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
     for name in ("dot", "tensordot"):

@@ -55,7 +55,7 @@ def run(
         slices), or Dask arrays. Other arguments are passed on, as the subscripts of ``einsum``.
     out : array, optional
         NumPy array, memory map, zarr or HDF5 dataset for the result, of its shape. It shares no
-        elements with ``arrays``, nor with arrays that a function reads otherwise, which are not
+        memory with ``arrays``, nor with arrays that a function reads otherwise, which are not
         checked.
     client : distributed.Client, optional
         The cluster; by default the current client's. Without a client, threads of this process
@@ -79,7 +79,7 @@ def run(
     ------
     ValueError
         If a name is unknown, shapes do not match, or ``out`` has another shape, cannot be written,
-        or shares elements with an argument; and as the operation does.
+        or may share memory with an argument; and as the operation does.
     TypeError
         If an argument has another type than described, or is a masked or a device array, or the
         function returns no single array.

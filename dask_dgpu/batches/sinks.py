@@ -6,9 +6,8 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from operator import itemgetter
@@ -18,7 +17,6 @@ import dask
 import numpy as np
 import psutil
 from dask.array.core import Array
-from dask.blockwise import Blockwise
 from dask.utils import format_bytes
 from numpy.lib.array_utils import byte_bounds
 
@@ -27,22 +25,18 @@ from dask_dgpu.batches.notation import Span, Tile
 from dask_dgpu.batches.ring import pieces
 from dask_dgpu.batches.sources import (
     REFUSED,
-    Operand,
     Region,
     Room,
     Shape,
-    Slot,
     is_hdf5,
     is_zarr,
 )
 from dask_dgpu.batches.windows import THREADS
 from dask_dgpu.errors import DgpuError
-from graph_opt.dask_graph.internals import DataNode, TaskRef
-from graph_opt.dask_graph.parse import GETTERS
 from graph_opt.model.layout import is_inexact
 
 if TYPE_CHECKING:
-    from dask_dgpu.batches.call import Call, Request
+    from dask_dgpu.batches.call import Call
 
 Blocks = Iterable[tuple[Region, Any]]
 Spans = tuple[Span, ...]
@@ -53,8 +47,6 @@ PIECE = 1 << 16
 """Bytes that are added at a time: temporaries of whole blocks would need as much memory again."""
 LARGE = 16 << 20
 """Bytes of a copy that threads share."""
-MOST_WORK: Any = 10_000  # NumPy's stubs know two numbers only
-"""Steps after which two arrays are taken to share elements: an exact answer may take for ever."""
 
 
 def check_out(out: Any, shape: Shape) -> None:
@@ -71,37 +63,26 @@ def check_out(out: Any, shape: Shape) -> None:
 
 
 def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
-    """Raise if written arrays may have elements in common with others; names are of arguments.
+    """Raise if written arrays may share memory with others; names are of arguments.
 
-    NumPy arrays are compared by their memory, arrays of zarr and HDF5 by path and name, other
-    objects by identity. A Dask array counts as the arrays from which its graph reads blocks.
+    NumPy arrays are compared by the bounds of their memory, arrays of zarr and HDF5 by path and
+    name, other objects by identity.
     """
-    spaces: defaultdict[Any, list[tuple[int, int, str, bool, Any]]] = defaultdict(list)
+    spaces: defaultdict[Any, list[tuple[int, int, str, bool]]] = defaultdict(list)
     for arguments, is_written in ((written, True), (read, False)):
-        for name, value in arguments.items():
-            for array in _sources(value) if isinstance(value, Array) else (value,):
-                span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
-                spaces[_space(array)].append((*span, name, is_written, array))
+        for name, array in arguments.items():
+            span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
+            spaces[_space(array)].append((*span, name, is_written))
     for found in spaces.values():
         found.sort(key=itemgetter(0))
-        for at, (_, stop, name, is_written, array) in enumerate(found, 1):
-            for start, _, other, is_other_written, beside in found[at:]:
+        for at, (_, stop, name, is_written) in enumerate(found, 1):
+            for start, _, other, is_other_written in found[at:]:
                 if start >= stop:
                     break
-                if (is_written or is_other_written) and _share(array, beside):
+                if is_written or is_other_written:
                     out, with_ = (other, name) if is_other_written else (name, other)
                     what = f"{out} not to share memory with {with_}"
                     raise ValueError(f"expected {what}, got an overlap")
-
-
-def _sources(array: Array) -> Iterator[Any]:
-    """Yield the arrays from which a graph reads blocks, as ``da.from_array`` of stored ones."""
-    for layer in array.dask.layers.values():
-        if isinstance(layer, Blockwise) and getattr(layer.task, "func", None) in GETTERS:
-            source = layer.indices[0][0]
-            if isinstance(source, TaskRef):
-                source = array.dask.get(source.key)
-            yield source.value if isinstance(source, DataNode) else source
 
 
 def _space(array: Any) -> Any:
@@ -115,15 +96,6 @@ def _space(array: Any) -> Any:
     if is_hdf5(array):
         return os.path.realpath(array.file.filename), array.name
     return id(array)
-
-
-def _share(one: Any, other: Any) -> bool:
-    """Whether two arrays whose bytes overlap have an element in common."""
-    try:
-        is_memory = isinstance(one, np.ndarray)
-        return not is_memory or np.shares_memory(one, other, max_work=MOST_WORK)
-    except np.exceptions.TooHardError:
-        return True
 
 
 def temporary(shape: Shape, dtype: np.dtype[Any]) -> Any:
@@ -146,39 +118,11 @@ def temporary(shape: Shape, dtype: np.dtype[Any]) -> Any:
         return np.memmap(file, dtype, "r+", shape=shape)
 
 
-def selected(request: Request, out: Any) -> Any:
-    """Return ``out``, or what writes only the elements that a ufunc's ``where`` selects."""
-    where = request.options.get("where", True) if request.operation.ufunc is not None else True
-    if where is True:
-        return out
-    if isinstance(where, Slot):
-        return _Selected(out, request.operands[where.at])
-    mask = np.asarray(where, bool)
-    return _Selected(out, Operand("where", mask, mask.shape, mask.dtype))
-
-
-@dataclass(frozen=True)
-class _Selected:
-    """Writes parts of an array where a mask, broadcast to its shape, is true."""
-
-    out: Any
-    mask: Operand
-
-    def __setitem__(self, region: Region, block: Any) -> None:
-        shape = self.mask.shape
-        along = zip(region[len(region) - len(shape) :], shape, strict=True)
-        where = self.mask.read([(0, 1) if n == 1 else (at.start, at.stop) for at, n in along])
-        where = where.compute() if isinstance(where, Array) else where
-        part = np.array(self.out[region])
-        np.copyto(part, block, where=where, casting="unsafe")
-        self.out[region] = part
-
-
 class Sink:
     """Writes the parts of a call's result.
 
-    The result is ``in_place`` if the call reads ``out``: a part that is half written could not be
-    computed again.
+    The result is ``in_place`` if the call reads ``out``: then it ``is_writing`` as soon as blocks
+    may arrive there, for a part that is half written cannot be computed again.
     """
 
     def __init__(self, call: Call, out: Any, *, in_place: bool) -> None:
@@ -187,19 +131,18 @@ class Sink:
         self.written: set[Spans] = set()
         self.is_writing = False
         self._in_place = in_place
-        self._staged: Any = None
 
     def room(self, tile: Tile) -> Room | None:
-        """Return the memory for each block of a part, of ``out`` if it may be written at once."""
+        """Return what gives the place of each block of a part, if ``out`` is in memory."""
         if not isinstance(self.out, np.ndarray):
             return None
         spans = self.notation.write_spans(self.shape, tile)
-        if not self._in_place:
-            return lambda region: self.out[(*_place(spans, region), ...)]  # also without axes
-        shape = tuple(hi - lo for lo, hi in spans)
-        if self._staged is None or self._staged.shape != shape:  # new pages cost more than copies
-            self._staged = np.empty(shape, self.dtype)
-        return lambda region: self._staged[(*region, ...)]
+
+        def place(region: Region) -> Any:
+            self.is_writing = self._in_place
+            return self.out[(*_place(spans, region), ...)]  # also without axes
+
+        return place
 
     def write(self, tile: Tile, blocks: Blocks) -> None:
         """Write a part."""
