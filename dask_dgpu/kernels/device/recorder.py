@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import cupy
 
 from dask_dgpu.kernels.device.cuda import CudaDevice
 
 Array = Any
-T = TypeVar("T")
 
 
 class Recorder(CudaDevice):
@@ -42,9 +41,6 @@ class Recorder(CudaDevice):
             stream.synchronize()
         self.kept.append(there)
         return there
-
-    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
-        return work()
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:
