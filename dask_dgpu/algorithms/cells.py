@@ -67,19 +67,14 @@ class Cells:
     other cells have -1 there. A ``ghost`` is a ghost cell along some axis.
     """
 
-    def __init__(
-        self, axes: Sequence[Axis], sources: Owned, targets: Owned, *, corners: bool = True
-    ) -> None:
+    def __init__(self, axes: Sequence[Axis], sources: Owned, targets: Owned) -> None:
         self._axes, grid = axes, sources[0]
         sizes = combined(np.multiply, (axis.length for axis in axes), 1)
         target = row_major([axis.target for axis in axes], targets[0])
         ghosts = combined(np.add, (axis.ghost for axis in axes), 0)
         beyond = (np.where(axis.source < 0, k, -1) for k, axis in enumerate(axes))
         receiver = np.array(targets[1], np.int64)[target]
-        kept = (receiver >= 0) & (sizes > 0)
-        if not corners:
-            kept &= ghosts <= 1
-        self._number = chosen = np.flatnonzero(kept)
+        self._number = chosen = np.flatnonzero((receiver >= 0) & (sizes > 0))
         self.target, self.length, self.ghost = target[chosen], sizes[chosen], ghosts[chosen] > 0
         self.constant = combined(np.maximum, beyond, -1)[chosen]
         source = row_major([axis.source for axis in axes], grid)[chosen]

@@ -195,9 +195,8 @@ def test_messages_are_divided_by_the_sweeps_of_an_exchange(weights: Array, steps
     iterations, n = 8, 36
     plan = even_plan(n, (3, 3), 0.1 * weights, steps, "periodic", iterations)
     _, ledgers = run(plan, random((n, n), "float64", 1))
-    neighbours = 4 if steps == 1 and Taps.of(weights).star else 8
-    side = n // 3
-    surface = 4 * side * steps + (4 * steps**2 if neighbours == 8 else 0)
+    neighbours, side = 8, n // 3
+    surface = 4 * side * steps + 4 * steps**2
     for ledger in ledgers:
         assert ledger.calls == {"exchange": iterations // steps}
         assert len(ledger.sent) == neighbours

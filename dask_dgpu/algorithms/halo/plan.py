@@ -38,7 +38,7 @@ class Assembly(Bare):
 
     ``layout`` is that of the blocks that are read, on ``size`` ranks. For each axis, ``depth`` are
     the most ghost cells before and after a block, and ``boundary`` the cells beyond the array,
-    ``None`` for none. ``corners`` says whether ghost cells along several axes are wanted.
+    ``None`` for none.
     """
 
     layout: Layout
@@ -46,7 +46,6 @@ class Assembly(Bare):
     size: int
     depth: tuple[Depth, ...] = ()
     boundary: tuple[Boundary, ...] = ()
-    corners: bool = True
 
     @property
     def itemsize(self) -> int:
@@ -67,7 +66,7 @@ class Assembly(Bare):
     def cells(self) -> Cells:
         """All parts of all target blocks."""
         sources, targets = ((each.grid, each.owners) for each in (self.layout, self.target))
-        return Cells(self.axes, sources, targets, corners=self.corners)
+        return Cells(self.axes, sources, targets)
 
 
 def _segments(cuts: Cuts, depth: Depth, boundary: Boundary) -> Iterator[tuple[int, ...]]:
@@ -180,17 +179,16 @@ def plan_halo(
     boundary: Sequence[Boundary],
     size: int,
     *,
-    corners: bool = True,
     wanted: Sequence[Index] | None = None,
 ) -> HaloPlan:
     """Plan a halo exchange; see :class:`HaloPlan` for the arguments.
 
-    Star-shaped stencils need no ``corners``, which saves messages. If constants of several axes
-    meet, the constant of the last axis counts, as if the array were padded along one axis after the
-    other. The plan is the same on every rank. A ValueError says that a source block has no owner.
+    If constants of several axes meet, the constant of the last axis counts, as if the array were
+    padded along one axis after the other. The plan is the same on every rank. A ValueError says
+    that a source block has no owner.
     """
     kept = None if wanted is None else tuple(sorted(wanted))
-    plan = HaloPlan(layout, dtype, size, tuple(depth), tuple(boundary), corners, kept)
+    plan = HaloPlan(layout, dtype, size, tuple(depth), tuple(boundary), kept)
     plan.cells.check_sources(layout.grid)
     return plan
 

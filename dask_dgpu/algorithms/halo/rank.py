@@ -123,17 +123,17 @@ def halo_rank(
     """Extend blocks by their ghost cells as one rank.
 
     The result is in the memory around the blocks, if it fits there and only ``blocks`` refers
-    to them. Without ``plan.corners``, ghost cells beyond several axes are zero. Blocks are
-    copied while messages are in transit.
+    to them. Blocks are copied while messages are in transit.
     """
     with device.computing():
         given = device.mark()
     with device.transferring():
         device.after(given)
-        make = device.empty if plan.corners else device.zeros
         mine = schedule(plan, comm.rank).blocks
         existing = _storage_around(plan, device, blocks, mine)
-        extended = existing or {i: make(plan.target.block_shape(i), plan.dtype) for i in mine}
+        extended = existing or {
+            i: device.empty(plan.target.block_shape(i), plan.dtype) for i in mine
+        }
         ghosts = Exchange(plan, comm, device, blocks, extended)
         ghosts.start()
         if existing is None:
@@ -235,8 +235,6 @@ def _storage_around(
 
     None unless each wanted block has such memory, and only the mapping ``blocks`` refers to it.
     """
-    if not plan.corners:  # they must be zero
-        return None
     found = {}
     for index in wanted:
         if index not in blocks or _references(blocks, index) != ALONE:

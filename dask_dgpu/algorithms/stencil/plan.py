@@ -288,7 +288,6 @@ class SweepPlan(Bare):
             tuple((self.steps * reach,) * 2 for reach in taps.radius),
             tuple(each if each == "periodic" else None for each in self.task.boundary),
             self.size,
-            corners=self.steps > 1 or not taps.star,
             wanted=[index for index in tiles.indices() if prod(tiles.block_shape(index))],
         )
 

@@ -60,11 +60,6 @@ class Taps:
         offsets = tuple(map(tuple, (places - radius).tolist()))
         return cls(offsets, tuple(array[tuple(places.T)].tolist()), radius)
 
-    @property
-    def star(self) -> bool:
-        """Whether each tap is off along one axis at most."""
-        return all(np.count_nonzero(offset) <= 1 for offset in self.offsets)
-
 
 def neighbours_mean(ndim: int) -> Taps:
     """Return the taps of the mean of the 2 ``ndim`` neighbours."""
