@@ -25,7 +25,7 @@ NAMES = {
     "dask.array.reductions": (
         "_cumprod_merge _cumsum_merge _nanargmax _nanargmin _nanmax_skip _nanmin_skip _sqrt "
         "arg_agg arg_chunk arg_combine chunk_max chunk_min mean_agg mean_chunk mean_combine "
-        " moment_agg moment_chunk moment_combine nanarg_agg nannumel"
+        "moment_agg moment_chunk moment_combine nanarg_agg nannumel"
     ),
     "dask.array.routines": "_chunk_sum _matmul _tensordot",
     "dask.array.slicing": "getitem_variadic",

@@ -24,7 +24,7 @@ from dask_array.io._from_graph import FromGraph
 from dask_array.slicing._bool_index import BooleanIndexFlattened
 
 from graph_opt.dask_graph.internals import GraphNode, Task, convert_legacy_graph
-from graph_opt.expressions.rows import ROWS, Row, first_step
+from graph_opt.expressions.rows import ROWS, Row, first_step, is_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def _inputs_first(expr: ArrayExpr) -> Iterator[ArrayExpr]:
 
 
 def _arrays(expr: ArrayExpr) -> Iterator[ArrayExpr]:
-    """Yield the nearest arrays that a node reads, or the row of a reduction to indices."""
+    """Yield the nearest arrays that the row of a node reads."""
     for each in first_step(expr).dependencies():
         if isinstance(each, ArrayExpr):
             if _is_array(each, expr):
@@ -99,8 +99,8 @@ def _is_array(expr: ArrayExpr, reader: ArrayExpr) -> bool:
     """
     if all(type(each).__module__.startswith(FACTORIZATIONS) for each in (expr, reader)):
         return False
-    if isinstance(reader, ChunksOverride | BooleanIndexFlattened) and _is_unknown(reader):
-        return _is_unknown(expr)
+    if isinstance(reader, ChunksOverride | BooleanIndexFlattened) and is_unknown(reader):
+        return is_unknown(expr)
     declares = "_meta_provided" in expr._parameters
     several = declares and isinstance(expr._meta_provided, tuple | list)
     if _row(expr) is not None and not several:
@@ -129,14 +129,9 @@ def _row(expr: ArrayExpr) -> Row | None:
 
 def _in_chunks(array: Array, expr: ArrayExpr) -> Array:
     """Return an array in the chunks of an expression, if those of both are known."""
-    if array.chunks == expr.chunks or _is_unknown(array) or _is_unknown(expr):
+    if array.chunks == expr.chunks or is_unknown(array) or is_unknown(expr):
         return array
     return array.rechunk(expr.chunks)
-
-
-def _is_unknown(array: Any) -> bool:
-    """Whether an array or expression has chunks of unknown sizes."""
-    return any(size != size for sizes in array.chunks for size in sizes)
 
 
 def _by_tasks(expr: ArrayExpr) -> Array:

@@ -58,6 +58,11 @@ Read = Callable[[ArrayExpr], Array]
 Row = Callable[[Any, Read], Array]
 
 
+def is_unknown(array: Any) -> bool:
+    """Whether an array or expression has chunks of unknown sizes."""
+    return any(size != size for sizes in array.chunks for size in sizes)
+
+
 def _aligned(expr: Any) -> Any:
     """Return a node whose arrays have the same chunks: dask_array aligns them as Dask does not."""
     found = expr._lower()
@@ -212,6 +217,13 @@ def _setitem(expr: SetItem, read: Read) -> Array:
     return found
 
 
+def _overridden(expr: ChunksOverride, read: Read) -> Array:
+    if is_unknown(expr):
+        raise NotImplementedError("expected chunks of known sizes")
+    array = read(expr.array)
+    return Array(array.dask, array.name, expr.chunks, meta=array._meta)
+
+
 def _from_array(expr: FromArray, read: Read) -> Array:
     region, source = expr.operand("_region"), expr.array
     names = ("lock", "fancy", "getitem", "inline_array", "asarray")
@@ -256,7 +268,7 @@ ROWS: Mapping[type, Row] = {
     AnyOf: _named("any"),
     BroadcastTo: lambda expr, read: da.broadcast_to(read(expr.array), expr.shape, expr.chunks),
     ChunksFreeze: lambda expr, read: read(expr.array),
-    ChunksOverride: lambda expr, read: _with_chunks(read(expr.array), expr.chunks),
+    ChunksOverride: _overridden,
     Concatenate: _sequence(da.concatenate),
     CumReduction: _cumulative,
     Elemwise: _elemwise,
@@ -293,9 +305,3 @@ ROWS: Mapping[type, Row] = {
     Zeros: _creation(da.zeros),
 }
 """The array of an expression by its class, or by the nearest class that it extends."""
-
-
-def _with_chunks(array: Array, chunks: Any) -> Array:
-    if any(size != size for sizes in chunks for size in sizes):
-        raise NotImplementedError("expected chunks of known sizes")
-    return Array(array.dask, array.name, chunks, meta=array._meta)
