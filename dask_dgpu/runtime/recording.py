@@ -24,9 +24,6 @@ from graph_opt.model.names import label
 MOST_EVENTS = 100_000
 """Most events of a timeline."""
 
-MOST_ERRORS = 20
-"""Most errors whose text is kept."""
-
 GANG, DASK = "gang", "Dask"
 """What computes an operation."""
 
@@ -47,7 +44,6 @@ class Event(NamedTuple):
     stop: float
     wait: float
     sent_bytes: int
-    failed: bool
 
 
 @dataclass
@@ -63,7 +59,6 @@ class Row:
     operation: str
     kind: str
     calls: int = 0
-    failed: int = 0
     seconds: float = 0.0
     compute: float = 0.0
     transfer: float = 0.0
@@ -119,7 +114,6 @@ class Found:
     lanes: dict[str, str]
     rows: tuple[Row, ...]
     events: tuple[Event, ...]
-    errors: tuple[str, ...]
     gangs: int
     tasks: int
     dropped: int = 0
@@ -132,7 +126,6 @@ class Recording:
 
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
     gangs: int = 0
     tasks: int = 0
     dropped: int = 0
@@ -173,43 +166,25 @@ class Recording:
                 for lane, span in zip(spans, each, strict=True):
                     self._add_event(lane, word, span)
 
-    def add_failed_gang(
-        self, launch: Launch, lane: str, spans: Sequence[Span], reason: str
-    ) -> None:
-        """Add a gang that failed in the last of the spans of one of its ranks."""
-        words = words_of(launch)
-        done = [*words[: len(spans)], *(span.name for span in spans[len(words) :])]
-        with self.lock:
-            word = done[-1] if done else word_of(launch.titles[0])
-            self._row(word, GANG).failed += 1
-            self._add_error(word, reason)
-            for word, span in zip(done, spans, strict=True):
-                self._add_event(lane, word, span, failed=span is spans[-1])
-
     def add_task(
         self,
         lane: str,
         track: str,
         operation: str,
         startstops: Sequence[Mapping[str, Any]],
-        failure: str | None = None,
     ) -> None:
-        """Add a Dask task, finished or with the text of its failure."""
+        """Add a finished task of Dask."""
         with self.lock:
             self.tasks += 1
             row = self._row(operation, DASK)
-            row.calls += failure is None
-            if failure is not None:
-                row.failed += 1
-                self._add_error(operation, failure)
+            row.calls += 1
             seconds: dict[str, float] = {}
             for each in startstops:
                 action, start, stop = each["action"], each["start"], each["stop"]
                 seconds[action] = seconds.get(action, 0.0) + stop - start
                 if action in ("compute", "transfer"):
                     where = track if action == "compute" else TRANSFERS
-                    failed = failure is not None and action == "compute"
-                    self._keep(Event(lane, where, operation, start, stop, nan, 0, failed))
+                    self._keep(Event(lane, where, operation, start, stop, nan, 0))
             row.add_task(seconds)
 
     def found(self, start: float, stop: float, lanes: Mapping[str, str], running: int = 0) -> Found:
@@ -222,7 +197,6 @@ class Recording:
                 {**lanes, **{lane: name for lane, name in more.items() if lane not in lanes}},
                 tuple(replace(row) for row in self.rows.values()),
                 tuple(self.events),
-                tuple(self.errors),
                 self.gangs,
                 self.tasks,
                 self.dropped,
@@ -232,14 +206,9 @@ class Recording:
     def _row(self, operation: str, kind: str) -> Row:
         return self.rows.setdefault((operation, kind), Row(operation, kind))
 
-    def _add_error(self, operation: str, reason: str) -> None:
-        if len(self.errors) < MOST_ERRORS:
-            self.errors.append(f"{operation}: {reason}")
-
-    def _add_event(self, lane: str, word: str, span: Span, failed: bool = False) -> None:
+    def _add_event(self, lane: str, word: str, span: Span) -> None:
         wait = nan if span.exposed is None else span.exposed
-        times = span.start, span.stop, wait
-        self._keep(Event(lane, GANG, word, *times, span.sent_bytes, failed))
+        self._keep(Event(lane, GANG, word, span.start, span.stop, wait, span.sent_bytes))
 
     def _keep(self, event: Event) -> None:
         if len(self.events) < MOST_EVENTS:

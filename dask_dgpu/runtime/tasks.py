@@ -150,7 +150,6 @@ class Naming(Observer):
         self.profiled = profiled
         self.spans: list[Span] = []
         self.details: dict[str, Any] = {}
-        self.error: Exception | None = None
 
     def detail(self, output: str, detail: Any) -> None:
         """Keep a detail."""
@@ -167,7 +166,6 @@ class Naming(Observer):
                 yield span
             except Exception as error:
                 error.add_note(f"in {label(name)}, on rank {self.rank}")
-                self.error = error
                 raise
             finally:
                 span.stop = self.now()
@@ -188,7 +186,7 @@ def run_here(launch: Launch, staged: Sequence[list[Array]]) -> dict[Key, Array]:
     program, size = launch.program, launch.program.local_ranks
     owners = [dealt(len(places), size) for places in program.places]
     try:
-        return _run_planned(launch, plans(program, owners, size), owners, staged, last=False)
+        return _run_planned(launch, plans(program, owners, size), owners, staged)
     except Exception as error:
         if not lacks_memory(error):
             raise
@@ -208,10 +206,8 @@ def _run_planned(
     planned: Plans,
     owners: Owners,
     staged: Sequence[list[Array]],
-    *,
-    last: bool = True,
 ) -> dict[Key, Array]:
-    """Run a planned program, for the ``last`` time or not if it runs out of memory."""
+    """Run a planned program, and record it if profilers run."""
     program, size = launch.program, launch.program.local_ranks
     blocks: list[Blocks] = [
         dict(zip(places, given, strict=True))
@@ -237,42 +233,12 @@ def _run_planned(
         return execute(todo, launch.names, comm, device, mine, observer)
 
     result: dict[Key, Array] = {}
-    with _recorded(wanted, launch, planned, observers, last):
-        for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
-            result.update(part)
-    return result
-
-
-@contextmanager
-def _recorded(
-    wanted: Sequence[Recording],
-    launch: Launch,
-    planned: Plans,
-    ranks: Sequence[Naming],
-    last: bool,
-) -> Iterator[None]:
-    """Record a gang in this process, if it is ``wanted``.
-
-    One that runs out of memory, but not for the ``last`` time, is not recorded.
-    """
-    try:
-        yield
-    except Exception as error:
-        if lacks_memory(error) and not last:
-            raise
-        failed = next((rank for rank in ranks if rank.error is error), ranks[0])
-        reason = f"{type(error).__name__}: {error}"
-        for recording in wanted:
-            recording.add_failed_gang(launch, lane_of(failed), failed.spans, reason)
-        raise
-    spans = {lane_of(rank): rank.spans for rank in ranks}
+    for part in run_local(size, lambda comm: contexts[comm.rank].run(rank_program, comm)):
+        result.update(part)
+    spans = {f"rank {rank.rank}": rank.spans for rank in observers}
     for recording in wanted:
-        recording.add_gang(launch, planned.collectives, spans, ranks[0].details)
-
-
-def lane_of(rank: Naming) -> str:
-    """Return the lane of a rank in this process."""
-    return f"rank {rank.rank}"
+        recording.add_gang(launch, planned.collectives, spans, observers[0].details)
+    return result
 
 
 def _device(program: Program) -> Device:

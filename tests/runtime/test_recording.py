@@ -82,7 +82,7 @@ def test_totals_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -
     rows = found(kept)
     assert list(rows) == [("matmul", GANG), ("sum", GANG)]
     row = rows["matmul", GANG]
-    assert (row.calls, row.failed, row.seconds, row.wait) == (1, 0, 4, 1)
+    assert (row.calls, row.seconds, row.wait) == (1, 4, 1)
     assert (row.compute, row.transfer) == (3, 1.75)
     assert (row.sent_bytes, row.dense_bytes) == (32, 62)
     assert (row.rank_bytes, row.network_seconds) == (16, 4)
@@ -131,21 +131,6 @@ def test_one_span_for_all_further_steps() -> None:
     ]
 
 
-def test_a_failed_gang_counts_for_the_step_that_failed() -> None:
-    work = launch("random", "_chunk_sum-aggregate", "sum")
-    kept = Recording()
-    kept.add_failed_gang(work, "a", [span(each, 0, 1) for each in work.names[:2]], "Error: no")
-    kept.add_failed_gang(work, "", [], "lost a worker")
-    record = kept.found(0, 1, {})
-    assert [(row.operation, row.calls, row.failed) for row in record.rows] == [("matmul", 0, 2)]
-    assert record.errors == ("matmul: Error: no", "matmul: lost a worker")
-    assert [(event.operation, event.failed) for event in record.events] == [
-        ("random", False),
-        ("matmul", True),
-    ]
-    assert record.gangs == 0
-
-
 def test_tasks_count_all_threads() -> None:
     times = [
         {"action": "transfer", "start": 0, "stop": 2},
@@ -154,31 +139,29 @@ def test_tasks_count_all_threads() -> None:
     ]
     kept = Recording()
     kept.add_task("a", "thread 1", "add", times)
-    kept.add_task("a", "thread 2", "add", times[2:], "ZeroDivisionError: no")
+    kept.add_task("a", "thread 2", "add", times[2:])
     row = found(kept)["add", DASK]
-    assert (row.calls, row.failed) == (1, 1)
+    assert row.calls == 2
     assert (row.seconds, row.compute, row.transfer) == (13, 10, 2)
     assert isnan(row.wait)
     assert isnan(row.sent_bytes)
     events = kept.found(0, 1, {"b": "worker 0"})
-    assert [(e.track, e.stop - e.start, e.failed) for e in events.events] == [
-        ("transfers", 2, False),
-        ("thread 1", 5, False),
-        ("thread 2", 5, True),
+    assert [(e.track, e.stop - e.start) for e in events.events] == [
+        ("transfers", 2),
+        ("thread 1", 5),
+        ("thread 2", 5),
     ]
-    assert events.errors == ("add: ZeroDivisionError: no",)
     assert events.lanes == {"b": "worker 0", "a": "a"}  # a worker may be lost
 
 
 def test_the_timeline_is_bounded_and_the_totals_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_EVENTS", 3)
-    monkeypatch.setattr(recording, "MOST_ERRORS", 2)
     kept = Recording()
     for at in range(5):
-        kept.add_task("a", "1", "add", [{"action": "compute", "start": at, "stop": at + 1}], "no")
+        kept.add_task("a", "1", "add", [{"action": "compute", "start": at, "stop": at + 1}])
     record = kept.found(0, 5, {})
-    assert (len(record.events), record.dropped, len(record.errors)) == (3, 2, 2)
-    assert (record.rows[0].failed, record.rows[0].seconds, record.tasks) == (5, 5, 5)
+    assert (len(record.events), record.dropped) == (3, 2)
+    assert (record.rows[0].calls, record.rows[0].seconds, record.tasks) == (5, 5, 5)
 
 
 def test_a_record_does_not_change_later() -> None:

@@ -89,11 +89,11 @@ class _Tasks(Callback):
             self._add(key, f"thread {worker_id}")
 
     def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
-        for key in [key for key in self.begun if key in dsk]:
-            self._add(key, "failed", "it did not end" if errored else None)
+        for key in [key for key in self.begun if key in dsk]:  # they did not end
+            del self.begun[key]
 
-    def _add(self, key: Key, track: str, failure: str | None = None) -> None:
+    def _add(self, key: Key, track: str) -> None:
         begin = self.begun.pop(key, None)
         if begin is not None:
             times = [{"action": "compute", "start": begin, "stop": time()}]
-            self._recording.add_task(HERE, track, key_split(key), times, failure)
+            self._recording.add_task(HERE, track, key_split(key), times)

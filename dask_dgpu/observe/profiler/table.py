@@ -38,12 +38,10 @@ class ProfileTable(Shown):
     def _rows(self) -> Rows:
         rows = sorted(self.found.rows, key=lambda row: -row.seconds)
         dense = any(row.dense_bytes > row.sent_bytes for row in rows)
-        failed = any(row.failed for row in rows)
-        headings = ["operation", "by", "calls", *(["failed"] if failed else [])]
-        headings += ["seconds", "compute", "transfer", "wait", "sent"]
+        headings = ["operation", "by", "calls", "seconds", "compute", "transfer", "wait", "sent"]
         headings += [*(["dense"] if dense else []), "GB/s", "TFLOP/s"]
-        cells = [_cells(row, failed, dense) for row in rows]
-        return Rows(self._title(), headings, cells, WIDTH + 10 * (dense + failed))
+        cells = [_cells(row, dense) for row in rows]
+        return Rows(self._title(), headings, cells, WIDTH + 10 * dense)
 
     def _title(self) -> str:
         found = self.found
@@ -54,13 +52,13 @@ class ProfileTable(Shown):
         )
         if found.running:
             title += f"; {found.running} still running, which do not count"
-        return "\n".join([title, *(f"failed: {error}" for error in found.errors)])
+        return title
 
 
-def _cells(row: Row, failed: bool, dense: bool) -> list[str]:
+def _cells(row: Row, dense: bool) -> list[str]:
     facts = _facts(row)
     word = row.operation if len(row.operation) <= LONGEST else row.operation[:LONGEST] + "…"
-    cells = [word, row.kind, str(row.calls), *([str(row.failed)] if failed else [])]
+    cells = [word, row.kind, str(row.calls)]
     cells += [_number(facts[name]) for name in ("seconds", "compute", "transfer", "wait")]
     cells.append(quantity(facts["sent_bytes"], "B"))
     cells += [quantity(facts["dense_bytes"], "B")] if dense else []
@@ -77,7 +75,6 @@ def _facts(row: Row) -> dict[str, Any]:
         "operation": row.operation,
         "by": row.kind,
         "calls": row.calls,
-        "failed": row.failed,
         "seconds": row.seconds,
         "compute": _known(row.compute),
         "transfer": _known(row.transfer),
@@ -106,7 +103,6 @@ def plain(found: Found) -> dict[str, Any]:
         "rows": [_facts(row) for row in found.rows],
         "events": events,
         "dropped": found.dropped,
-        "errors": list(found.errors),
     }
 
 

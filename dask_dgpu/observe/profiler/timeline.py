@@ -25,7 +25,7 @@ COLOURS = (
 )
 """One for each operation; visible on light and on dark pages, as these are:"""
 
-FAILED, OTHERS, TEXT, WAIT = "#e15759", "#a0a0a0", "#808080", "#00000099"
+OTHERS, TEXT, WAIT = "#a0a0a0", "#808080", "#00000099"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Timeline:
         axes = figure.subplots()
         for row, (_, _, events) in enumerate(tracks):
             bars = [(event.start - begin, event.stop - event.start) for event in events]
-            shades = [FAILED if event.failed else colours[event.operation] for event in events]
+            shades = [colours[event.operation] for event in events]
             axes.broken_barh(bars, (row - 0.4, 0.8), color=shades, rasterized=True)
             waits = [
                 (start, min(event.wait, seconds))
@@ -170,7 +170,7 @@ def _entries(found: Found) -> Iterator[dict[str, Any]]:
                 yield entry | {"ph": "b", "ts": begin, "id": number}
                 yield entry | {"ph": "e", "ts": stop, "id": number}
                 continue
-            facts: dict[str, Any] = {"sent_bytes": event.sent_bytes, "failed": event.failed}
+            facts: dict[str, Any] = {"sent_bytes": event.sent_bytes}
             if not isnan(event.wait):
                 facts["wait_seconds"] = event.wait
             yield entry | {"ph": "X", "ts": begin, "dur": stop - begin, "args": facts}

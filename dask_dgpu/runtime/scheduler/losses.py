@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 
 from dask_dgpu.errors import GangError
-from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.failure import RankError, pickled
-from dask_dgpu.runtime.scheduler.records import recorders
 from dask_dgpu.runtime.scheduler.states import (
     announce,
     awaited,
@@ -80,20 +78,17 @@ class Endings:
             return None
         return GangError(f"{last.reason} {past.losses} times", last.rank, last.worker, last.phase)
 
-    def fail(
-        self, run: Run, error: GangError, spans: Sequence[Span] = (), *, may_be_lost: bool = False
-    ) -> None:
+    def fail(self, run: Run, error: GangError, *, may_be_lost: bool = False) -> None:
         """Give up a run; its ``gang`` task raises, or Dask computes the blocks.
 
         A gang that runs out of memory starts over once, planned with less.
 
         If the reason may be a lost member, this waits first: ranks notice a broken connection
-        before the scheduler does, and after a loss the run restarts. Profilers get the ``spans``
-        of the failed rank.
+        before the scheduler does, and after a loss the run restarts.
         """
         if may_be_lost:
             loop = asyncio.get_running_loop()
-            loop.call_later(run.program.limits.grace, self.fail, run, error, spans)
+            loop.call_later(run.program.limits.grace, self.fail, run, error)
             return
         if run.outcome.done():
             return
@@ -107,8 +102,6 @@ class Endings:
         if plain is not None and run.holder is not None:  # it takes a gang task to run Dask's
             self.start_over(run.key, f"dgpu-undeclared-{run.run_id}")
             return
-        for recorder in recorders(self.scheduler):
-            recorder.failed(run, error, spans)
         if plain is not None:
             run.end("plain", plain=plain)
             message = f"dask_dgpu left a gang to Dask: {error.reason}"

@@ -202,7 +202,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Give up a run after an error of a rank, unless a lost worker explains it."""
         run = self._current(key, run_id)
         if run is not None:
-            self.endings.fail(run, *pickle.loads(error), may_be_lost=lost)
+            self.endings.fail(run, pickle.loads(error), may_be_lost=lost)
 
     def stale(self, key: Key, run_id: int, missing: str, worker: str) -> None:
         """Restart a gang if a member lacks a block."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
-from dask_dgpu.errors import GangError
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
@@ -167,22 +166,17 @@ class Recorder(SchedulerPlugin):
         details = {output: _opened(detail) for output, detail in run.details.items()}
         self.recording.add_gang(run.launch, run.planned.collectives, run.spans, details)
 
-    def failed(self, run: Run, error: GangError, spans: Sequence[Span]) -> None:
-        """Add a gang that failed, in the last of these spans if there are any."""
-        self.recording.add_failed_gang(run.launch, error.worker or "", spans, error.reason)
-
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Add a Dask task when it is done."""
-        done = start == "processing" and finish in ("memory", "erred")
+        done = start == "processing" and finish == "memory"
         startstops = kwargs.get("startstops") if done else None
         if not startstops or kwargs.get("thread") == RUNS or is_gang(key):
             return
         task = self.scheduler.tasks.get(key)
         if task is None or str(task.prefix.name).startswith(MEASUREMENT):
             return
-        failure = kwargs.get("exception_text", "") if finish == "erred" else None
         where = kwargs["worker"], f"thread {kwargs.get('thread')}"
-        self.recording.add_task(*where, _operation(task), startstops, failure)
+        self.recording.add_task(*where, _operation(task), startstops)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """End with the client, which may not have said so."""

@@ -350,7 +350,7 @@ class GangWorkerPlugin(WorkerPlugin):
             key=job.key,
             run_id=job.run_id,
             lost=isinstance(error, CommError) and not isinstance(failure, RankError),
-            error=pickle.dumps((failure, reported(job.spans))),
+            error=pickle.dumps(failure),
         )
 
 
