@@ -148,5 +148,5 @@ def _connected(client: Client | None) -> tuple[Client, ClusterFacts, Settings]:
     facts = gather(client, settings)
     from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
 
-    client.register_plugin(GangSchedulerPlugin(facts.device, facts.device_memory))
+    client.register_plugin(GangSchedulerPlugin(facts.device))
     return client, facts, settings

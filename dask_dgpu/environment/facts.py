@@ -25,15 +25,11 @@ from dask_dgpu.environment.transports import (
 )
 from dask_dgpu.environment.workers import ask_workers, await_worker
 from dask_dgpu.runtime.program import Limits
-from dask_dgpu.runtime.tasks import PLUGIN
 from graph_opt.model.cost import Hosts, Machine, calibrated, hosts_of, machine_of
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
     from distributed.scheduler import Scheduler
-
-STEADY = 1 / 16
-"""Fraction of the memory that may change unnoticed, well within ``dgpu.memory.safety-margin``."""
 
 RUNTIME_BYTES = 180 * 2**20
 """Memory for connections, numba and its kernels in the process of a rank on CPUs."""
@@ -139,11 +135,11 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     transport = choose_transport(missing, settings, device, protocol)
     readable = len({each.host for each in found}) == 1 and all(each.pooled for each in found)
     memory = min((each.memory for each in found if each.memory is not None), default=None)
-    scheduler, memory, threads = client.run_on_scheduler(_as_before, memory and rounded(memory))
+    scheduler, threads = client.run_on_scheduler(_scheduler)
     return ClusterFacts(
         workers=len(found),
         device=device,
-        device_memory=memory,
+        device_memory=memory and rounded(memory),
         one_sided=transport == "nccl" and readable,
         transport=transport,
         scheduler=scheduler,
@@ -154,33 +150,17 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
     )
 
 
-def _as_before(memory: int | None, dask_scheduler: Scheduler) -> tuple[str, int | None, int]:
-    """Return the scheduler's id, the memory of its workers, and most threads of one.
-
-    The memory is as the last ``enable`` found it, unless it has changed by more than a few percent.
-    """
-    plugin: Any = dask_scheduler.plugins.get(PLUGIN)
-    if plugin is not None:
-        plugin.memory = memory = steady(plugin.memory, memory)
+def _scheduler(dask_scheduler: Scheduler) -> tuple[str, int]:
+    """Return the scheduler's id, and most threads of a worker."""
     threads = max((worker.nthreads for worker in dask_scheduler.workers.values()), default=1)
-    return dask_scheduler.id, memory, threads
+    return dask_scheduler.id, threads
 
 
-def steady(before: int | None, now: int | None) -> int | None:
-    """Return the bytes of before if those of now are about as many.
-
-    The memory of idle workers changes a little from one ``enable`` to the next. Plans depend on it,
-    so otherwise structures would be known no more.
-    """
-    if before is None or now is None:
-        return now
-    return before if abs(now - before) <= STEADY * before else now
-
-
-def rounded(memory: int, bits: int = 7) -> int:
+def rounded(memory: int, bits: int = 5) -> int:
     """Round bytes down to one of few values: to so many significant bits.
 
-    So other clusters of the same workers have the same plans.
+    The memory of idle workers changes a little from one ``enable`` to the next, and plans depend on
+    it: structures that are known would not be.
     """
     rest = max(0, memory.bit_length() - bits)
     return memory >> rest << rest

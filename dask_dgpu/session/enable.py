@@ -182,7 +182,7 @@ def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enable
     if client is not None:
         from dask_dgpu.runtime.scheduler.plugin import GangSchedulerPlugin
 
-        client.register_plugin(GangSchedulerPlugin(facts.device, facts.device_memory))
+        client.register_plugin(GangSchedulerPlugin(facts.device))
         _warm_up(client, optimizer)
     array_creation_dispatch.register_backend("dgpu", array_backend())
     before = {OPTIMIZE: dask.config.get(OPTIMIZE, None)}

@@ -55,9 +55,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
     name = PLUGIN
     idempotent = True
 
-    def __init__(self, device: str, memory: int | None = None) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
-        self.memory = memory  # bytes for blocks on a worker, as clients have found them
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register handlers, and the plugin of all present and future workers."""
