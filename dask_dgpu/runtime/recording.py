@@ -19,7 +19,6 @@ from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
 from graph_opt.dask_graph.words import word_of
 from graph_opt.model.cost import Machine
-from graph_opt.model.names import label
 
 MOST_EVENTS = 100_000
 """Most events of a timeline."""
@@ -141,27 +140,23 @@ class Recording:
         """Add a finished gang.
 
         ``plans`` are those of collectives, by the numbers of their results, ``details`` by the
-        names; ``spans`` are those of each rank, by its lane.
+        names; ``spans`` are those of the first steps of each rank, by its lane.
         """
-        words, program = words_of(launch), launch.program
-        numbered = list(program.numbered.items())
+        program = launch.program
+        nodes = zip(program.numbered.items(), words_of(launch), strict=True)
         with self.lock:
             self.gangs += 1
             before = ""
-            for at, each in enumerate(zip(*spans.values(), strict=False)):
-                step = Span.joined(each)
-                name = label(step.name)
-                word = words[at] if at < len(words) and _is(name, launch, at) else name
+            for ((number, node), word), each in zip(
+                nodes, zip(*spans.values(), strict=True), strict=False
+            ):
                 row = self._row(word, GANG)
-                saved = 0
-                if word != name:
-                    number, node = numbered[at]
-                    row.calls += word != before or node.operation is not None
-                    saved = _saved(details.get(launch.names[number]))
-                    flops = _flops(node, plans.get(number))
-                    if flops:
-                        row.add_flops(flops / len(each), node.value.dtype, program.machine)
-                row.add_transfers(step, len(each), saved, program.machine)
+                row.calls += word != before or node.operation is not None
+                flops = _flops(node, plans.get(number))
+                if flops:
+                    row.add_flops(flops / len(each), node.value.dtype, program.machine)
+                saved = _saved(details.get(launch.names[number]))
+                row.add_transfers(Span.joined(each), len(each), saved, program.machine)
                 before = word
                 for lane, span in zip(spans, each, strict=True):
                     self._add_event(lane, word, span)
@@ -224,11 +219,6 @@ def words_of(launch: Launch) -> list[str]:
         word_of(launch.names[number] if node.operation is None else next(titles))
         for number, node in launch.program.numbered.items()
     ]
-
-
-def _is(step: str, launch: Launch, at: int) -> bool:
-    """Return whether a step is that of a program, and not several in one."""
-    return step == label(launch.names[len(launch.program.inputs) + at])
 
 
 def _flops(node: Node, plan: Any) -> float:

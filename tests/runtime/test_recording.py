@@ -119,18 +119,6 @@ def test_times_of_transfers_that_nobody_knows() -> None:
     assert (row.compute, row.transfer, row.wait) == (2, 0, 0)
 
 
-def test_one_span_for_all_further_steps() -> None:
-    work = launch(*(["mul"] * 3))
-    spans = [span(work.names[0], 0, 1), Span("all further steps", "compute", 1, 3, 16)]
-    kept = Recording()
-    kept.add_gang(work, {}, {"a": spans}, {})
-    rows = found(kept)
-    assert [(row.operation, row.calls, row.seconds) for row in rows.values()] == [
-        ("mul", 1, 1),
-        ("all further steps", 0, 2),
-    ]
-
-
 def test_tasks_count_all_threads() -> None:
     times = [
         {"action": "transfer", "start": 0, "stop": 2},

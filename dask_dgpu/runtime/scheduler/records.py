@@ -110,10 +110,8 @@ class Records:
 def _by_operation(record: _Record) -> list[tuple[str, list[Span]]]:
     launch, steps = record.launch, record.steps
     known = launch.operations or [(word, -1) for word in words_of(launch)]
-    if len(known) != len(steps):  # several steps in one
-        known = [(step.name, -1) for step in steps]
     found: dict[tuple[str, int], tuple[str, list[Span]]] = {}
-    for at, ((word, number), step) in enumerate(zip(known, steps, strict=True)):
+    for at, ((word, number), step) in enumerate(zip(known, steps, strict=False)):
         key = (word, number) if number >= 0 else (word, -1 - at)
         _, before = found.pop(key, (word, []))
         found[key] = word, [*before, step]

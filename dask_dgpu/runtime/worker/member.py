@@ -51,7 +51,7 @@ Key = Any
 
 
 MOST_SPANS = 1000
-"""Number of steps of a run that are recorded separately; one span covers all further steps."""
+"""Number of steps of a run that are reported: the first."""
 
 
 class GaveUpError(DgpuError):
@@ -180,24 +180,6 @@ class Job(Observer):
         finally:
             span.stop = self.now()
         self.steps += 1
-
-
-def reported(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans of a run; one covers all that are too many."""
-    kept = list(spans[:MOST_SPANS])
-    for span in spans[MOST_SPANS:]:
-        last = kept[-1]
-        last.name = "all further steps"
-        last.stop = span.stop
-        last.nbytes += span.nbytes
-        last.sent_bytes += span.sent_bytes
-        last.hidden = _sum(last.hidden, span.hidden)
-        last.exposed = _sum(last.exposed, span.exposed)
-    return kept
-
-
-def _sum(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first + second
 
 
 OPENED = 16

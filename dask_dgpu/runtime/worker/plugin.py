@@ -33,7 +33,7 @@ from dask_dgpu.runtime.worker.calls import Caller
 from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
-from dask_dgpu.runtime.worker.member import Job, Member, Programs, reported
+from dask_dgpu.runtime.worker.member import MOST_SPANS, Job, Member, Programs
 from graph_opt.dask_graph.internals import finalize
 from graph_opt.model.cost import Hosts
 
@@ -337,7 +337,7 @@ class GangWorkerPlugin(WorkerPlugin):
             results[job.key] = Handle(*name)
         stored = store(self.worker, results)
         self.stored[name] = [key for key, _ in stored]
-        spans = [span.values() for span in reported(job.spans)]
+        spans = [span.values() for span in job.spans[:MOST_SPANS]]
         facts = {"spans": spans, "details": job.details, "stored": stored}
         facts["numbers"] = {out: to_serialize(number) for out, number in numbers.items()}
         self._send("dgpu-finished", key=job.key, run_id=job.run_id, **facts)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch, Program
 from dask_dgpu.runtime.scheduler.records import KEPT_RUNS, Records
-from dask_dgpu.runtime.worker.member import MOST_SPANS, reported
 from graph_opt.model.cost import HOST
 from graph_opt.model.piece import Wanted
 
@@ -40,22 +37,6 @@ def run(name: str, *ranks: list[Span], run_id: int = 0) -> Any:
     return SimpleNamespace(key=(name, 0), run_id=run_id, **facts)
 
 
-def test_further_steps_of_a_long_loop_are_one_span():
-    spans = reported(
-        [
-            Span(f"step {step}", "compute", step, step + 1, nbytes=2, sent_bytes=3)
-            for step in range(3 * MOST_SPANS)
-        ]
-    )
-    assert len(spans) == MOST_SPANS
-    assert spans[0] == Span("step 0", "compute", 0, 1, 2, sent_bytes=3)
-    last = spans[-1]
-    assert last.name == "all further steps"
-    assert (last.start, last.stop) == (MOST_SPANS - 1, 3 * MOST_SPANS)
-    assert last.nbytes == 2 * (2 * MOST_SPANS + 1)
-    assert last.sent_bytes == 3 * (2 * MOST_SPANS + 1)
-
-
 def test_slowest_rank_and_all_bytes_count():
     scheduler = Scheduler()
     records = Records(scheduler)
@@ -78,15 +59,6 @@ def test_transfers_are_those_of_the_slowest_rank():
     records.add(run("gang-a", first, second))
     slowest = Span("mul", "compute", 1, 4, 10, 0.2, 0.1, sent_bytes=18)
     assert records.last(wanted("gang-a")) == (slowest,)
-
-
-@pytest.mark.parametrize("each", [0.25, None])
-def test_transfers_of_further_steps_are_added(each: float | None) -> None:
-    spans = reported(
-        [Span("mul", "compute", 0, 1, hidden=each, exposed=each) for _ in range(MOST_SPANS + 3)]
-    )
-    total = None if each is None else 1.0
-    assert (spans[-1].hidden, spans[-1].exposed) == (total, total)
 
 
 def test_a_later_run_replaces_an_earlier_one():
