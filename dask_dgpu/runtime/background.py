@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -50,9 +48,3 @@ async def ended(threads: Iterable[threading.Thread], seconds: float) -> None:
     late = time.monotonic() + seconds
     while any(thread.is_alive() for thread in threads) and time.monotonic() < late:
         await asyncio.sleep(PAUSE)
-
-
-def stack_of(thread: threading.Thread) -> str:
-    """Return what a thread is at, as a traceback shows it; nothing if it has ended."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""

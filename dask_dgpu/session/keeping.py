@@ -24,7 +24,7 @@ DEFAULT = "65536"
 class KeepingNanny(Nanny):
     """A nanny whose worker keeps freed memory, unless users have chosen how much.
 
-    The worker returns the memory when it idles or runs short
+    The worker returns the memory when it runs short
     (:mod:`dask_dgpu.runtime.worker.plugin`). Without a memory limit it keeps none.
     """
 

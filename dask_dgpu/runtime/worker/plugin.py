@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from time import monotonic, perf_counter, process_time
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 from dask.utils import typename
@@ -24,7 +24,7 @@ from dask_dgpu.algorithms.probe import PARTS, Figures
 from dask_dgpu.errors import CommAbortedError, CommError
 from dask_dgpu.kernels.device.host import return_memory
 from dask_dgpu.kernels.device.memory import lacks_memory
-from dask_dgpu.runtime.background import ended, in_background, stack_of
+from dask_dgpu.runtime.background import ended, in_background
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Launch
@@ -57,12 +57,6 @@ CLOSING_SECONDS = 2.0
 
 REST_SECONDS = 10.0
 """Seconds between two releases while the pressure lasts."""
-
-IDLE_SECONDS = 30.0
-"""Seconds after which an idle worker returns freed memory."""
-
-BUSY = 0.2
-"""Fraction of a core that an idle worker's process does not need."""
 
 
 class GangWorkerPlugin(WorkerPlugin):
@@ -190,7 +184,7 @@ class GangWorkerPlugin(WorkerPlugin):
             if job.phase == "queued":  # else the device may be reading them
                 job.blocks.clear()
             else:
-                logger.info("gang %s: %s; this rank is at\n%s", key, reason, stack_of(self.thread))
+                logger.info("gang %s: %s; this rank is at %s", key, reason, job.phase)
         self.results.pop((key, run_id), None)
         if (key, run_id) in self.stored:
             withdraw(self.worker, self.stored.pop((key, run_id)), f"dgpu-void-{run_id}")
@@ -394,31 +388,11 @@ def withdraw(worker: Worker, keys: Iterable[Key], stimulus_id: str) -> None:
 
 def watch_memory(worker: Worker, release: Callable[[], None]) -> None:
     """Watch the memory of a worker until it closes; ``release`` frees what is kept for gangs."""
-    pressure, idle = Pressure(worker, release), Idle()
-    callbacks = {"dgpu-idle": PeriodicCallback(idle.check, IDLE_SECONDS * 1000)}
-    interval = worker.memory_manager.memory_monitor_interval
+    pressure, interval = Pressure(worker, release), worker.memory_manager.memory_monitor_interval
     if pressure.limit is not None and interval:  # as often as Dask checks
-        callbacks["dgpu-pressure"] = PeriodicCallback(pressure.check, interval * 1000)
-    for callback in callbacks.values():
+        callback = PeriodicCallback(pressure.check, interval * 1000)
+        worker.periodic_callbacks["dgpu-pressure"] = callback
         callback.start()
-    worker.periodic_callbacks.update(callbacks)
-
-
-class Idle:
-    """Returns freed memory once the process has been idle from one check to the next."""
-
-    def __init__(self) -> None:
-        self._used = process_time()
-        self._returned = False
-
-    def check(self) -> None:
-        """Return memory, unless that was done since the process was busy."""
-        before, self._used = self._used, process_time()
-        if self._used - before > BUSY * IDLE_SECONDS:
-            self._returned = False
-        elif not self._returned:
-            self._returned = True
-            return_memory()
 
 
 class Pressure:

@@ -70,16 +70,10 @@ def test_blocks_of_a_running_job_stay_when_it_is_given_up(
     job: Any = SimpleNamespace(give_up=given_up.set, phase=phase, blocks=blocks)
     plugin.jobs, plugin.results, plugin.stored = {("gang", 1): job}, {}, {}
     plugin.member = member_alone()
-    over = threading.Event()
-    plugin.thread = threading.Thread(target=over.wait)
-    plugin.thread.start()
     plugin._give_up("gang", 1, "epoch", "a member is lost")
-    over.set()
-    plugin.thread.join()
     assert given_up.is_set()
     assert len(blocks) == left
     assert ("a member is lost; this rank is at" in caplog.text) == bool(left)
-    assert ("waiter.acquire" in caplog.text) == bool(left)  # where the thread stood
 
 
 def plugin_of_worker() -> tuple[Any, list[dict[str, Any]]]:

@@ -10,9 +10,7 @@ import pytest
 from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.runtime.worker import plugin
 from dask_dgpu.runtime.worker.plugin import (
-    IDLE_SECONDS,
     REST_SECONDS,
-    Idle,
     Pressure,
     watch_memory,
 )
@@ -72,23 +70,12 @@ def test_freed_memory_is_returned_while_dask_spills(monkeypatch, target, expecte
     assert returned == expected
 
 
-def test_an_idle_process_returns_freed_memory_once(monkeypatch):
-    used, returned = [0.0], []
-    monkeypatch.setattr(plugin, "process_time", lambda: used[0])
-    monkeypatch.setattr(plugin, "return_memory", lambda: returned.append(used[0]))
-    idle = Idle()
-    for seconds in (IDLE_SECONDS, 0.1, 0.1, 0.1, IDLE_SECONDS, 0.0):
-        used[0] += seconds
-        idle.check()
-    assert returned == pytest.approx([IDLE_SECONDS + 0.1, 2 * IDLE_SECONDS + 0.3])
-
-
-@pytest.mark.parametrize(("limit", "watched"), [(1000, {"idle", "pressure"}), (None, {"idle"})])
+@pytest.mark.parametrize(("limit", "watched"), [(1000, {"dgpu-pressure"}), (None, set())])
 def test_pressure_is_watched_with_a_limit(monkeypatch, limit, watched):
     monkeypatch.setattr(plugin, "PeriodicCallback", Callback)
     of = worker(limit, 0.7, 0.8)
     watch_memory(of, lambda: None)
-    assert set(of.periodic_callbacks) == {f"dgpu-{name}" for name in watched}
+    assert set(of.periodic_callbacks) == watched
     assert all(each.started for each in of.periodic_callbacks.values())
 
 
