@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from dask.utils import format_bytes
@@ -24,72 +24,27 @@ LEFT = "left to Dask"
 
 @dataclass(frozen=True)
 class GangMemory:
-    """The bytes on the rank of a gang that needs most, at its peak, and what the gang transfers.
+    """The memory of a gang, on the rank that needs most, and what it transfers.
 
     Parameters
     ----------
     operations : str
         The operations of the gang.
-    input_bytes : int
-        The inputs, which stay to the end.
-    step_bytes : int
-        The results of steps that are still needed.
-    workspace_bytes : int
-        Message buffers, panels and temporaries of the step with the peak.
-    received_bytes : int
-        What the busiest rank receives from others in the whole program; no memory of its own.
-    parts : int
-        The number of gangs, one after another, that compute parts of the result. The other bytes
-        are those of the part that needs most; received and host bytes and seconds are sums.
-    host_bytes : int
-        What all ranks copy from the host to GPUs and back, over PCIe; 0 on CPUs.
-    shape : tuple of int
-        The shape of the largest result, or of the largest part of it.
-    rows : int
-        The longest part of the axis that is cut first; the whole first axis if there is one part.
-    terms : int
-        The number of parts whose results are added, for each block of a product.
+    prediction : Prediction
+        What is predicted of it, or of its smallest part if it is left to Dask.
     pass_number, passes : int
         An operation that goes in passes has a gang for each of them.
-    seconds : float or None
-        The predicted time, ``None`` for operations that are left to Dask.
     """
 
     operations: str
-    input_bytes: int
-    step_bytes: int
-    workspace_bytes: int
-    received_bytes: int
-    parts: int = 1
-    host_bytes: int = 0
-    shape: tuple[int, ...] = ()
-    rows: int = 1
-    terms: int = 1
+    prediction: Prediction
     pass_number: int = 1
     passes: int = 1
-    seconds: float | None = None
-
-    @classmethod
-    def of(cls, operations: str, found: Prediction, number: int = 1, passes: int = 1) -> GangMemory:
-        """Return the memory of a predicted gang, one of several passes."""
-        return cls(
-            operations,
-            *found.peak,
-            found.moved_bytes,
-            found.parts,
-            found.host_bytes,
-            found.shape,
-            found.rows,
-            found.terms,
-            number,
-            passes,
-            found.seconds,
-        )
 
     @property
     def peak_bytes(self) -> int:
         """All bytes at the peak."""
-        return self.input_bytes + self.step_bytes + self.workspace_bytes
+        return self.prediction.peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -97,9 +52,25 @@ class GangMemory:
         Returns
         -------
         dict
-            The parameters by name, and ``"peak_bytes"``.
+            ``"operations"``; ``"input_bytes"``, ``"step_bytes"`` of results that later steps need,
+            and ``"workspace_bytes"``, which make up ``"peak_bytes"``; ``"received_bytes"`` of the
+            busiest rank, and ``"host_bytes"`` that all ranks copy to GPUs and back; ``"parts"``,
+            the ``"shape"`` of the largest, its ``"rows"`` along the first axis that is cut, and the
+            ``"terms"`` of each block; ``"pass_number"`` and ``"passes"``; ``"seconds"``. Bytes are
+            those of the part that needs most, transfers and seconds are sums.
         """
-        return asdict(self) | {"peak_bytes": self.peak_bytes}
+        found, names = self.prediction, ("parts", "host_bytes", "shape", "rows", "terms", "seconds")
+        inputs, steps, workspace = found.peak
+        return {name: getattr(found, name) for name in names} | {
+            "operations": self.operations,
+            "input_bytes": inputs,
+            "step_bytes": steps,
+            "workspace_bytes": workspace,
+            "peak_bytes": self.peak_bytes,
+            "received_bytes": found.moved_bytes,
+            "pass_number": self.pass_number,
+            "passes": self.passes,
+        }
 
 
 @dataclass(frozen=True)
@@ -148,12 +119,12 @@ class Memory(Shown):
     @property
     def received_bytes(self) -> int:
         """What the busiest ranks receive from others in all gangs."""
-        return sum(gang.received_bytes for gang in self.gangs)
+        return sum(gang.prediction.moved_bytes for gang in self.gangs)
 
     @property
     def host_bytes(self) -> int:
         """What all gangs copy from the host to GPUs and back."""
-        return sum(gang.host_bytes for gang in self.gangs)
+        return sum(gang.prediction.host_bytes for gang in self.gangs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values.
@@ -165,7 +136,10 @@ class Memory(Shown):
             ``"peak_bytes"`` of all and of each, ``"received_bytes"`` and ``"host_bytes"`` of all,
             and ``"feasible"``.
         """
-        return asdict(self) | {
+        return {
+            "room": self.room,
+            "advice": self.advice,
+            "seconds": self.seconds,
             "gangs": [gang.to_dict() for gang in self.gangs],
             "declined": list(self.declined),
             "left": [gang.to_dict() for gang in self.left],
@@ -180,8 +154,9 @@ class Memory(Shown):
         headings = (*HEADINGS, *(HOST,) * copies, SECONDS)
         rows = []
         for gang in self.gangs:
-            moved = [gang.received_bytes, *[gang.host_bytes] * copies]
-            more = [*map(format_bytes, moved), quantity(gang.seconds, "s")]
+            found = gang.prediction
+            moved = [found.moved_bytes, *[found.host_bytes] * copies]
+            more = [*map(format_bytes, moved), quantity(found.seconds, "s")]
             rows.append([*_names(gang), *_peak(gang), *more])
         empty = [""] * (2 + copies)
         rows += [[gang.operations, LEFT, *_peak(gang), *empty] for gang in self.left]
@@ -202,16 +177,15 @@ class Memory(Shown):
 
 def _names(gang: GangMemory) -> Sequence[str]:
     """Return the operations of a gang, and its parts."""
-    name = gang.operations
+    name, found = gang.operations, gang.prediction
     if gang.passes > 1:
         name += f", pass {gang.pass_number} of {gang.passes}"
-    parts = f"{gang.parts} of {' x '.join(map(str, gang.shape)) or '1'}"
-    return name, f"{parts}, {gang.terms} terms each" if gang.terms > 1 else parts
+    parts = f"{found.parts} of {' x '.join(map(str, found.shape)) or '1'}"
+    return name, f"{parts}, {found.terms} terms each" if found.terms > 1 else parts
 
 
 def _peak(gang: GangMemory) -> Sequence[str]:
-    parts = gang.input_bytes, gang.step_bytes, gang.workspace_bytes
-    return [format_bytes(nbytes) for nbytes in (*parts, gang.peak_bytes)]
+    return [format_bytes(nbytes) for nbytes in (*gang.prediction.peak, gang.peak_bytes)]
 
 
 def memory_of(
@@ -233,12 +207,12 @@ def memory_of(
         return words.get(name, label(name))
 
     reasons = {each.name: each.reason for each in rewriting.declined if each.name not in lacks}
-    left = (GangMemory.of(word(name), lack.prediction) for name, lack in lacks.items())
+    left = (GangMemory(word(name), lack.prediction) for name, lack in lacks.items())
     return Memory(
         tuple(_gangs(rewriting.regions, operations, passes)),
         min((lack.room for lack in lacks.values()), default=room),
         tuple(f"{word(name)} is left to Dask: {why}" for name, why in reasons.items()),
-        tuple(replace(each, seconds=None) for each in left),
+        tuple(left),
         advice,
         seconds,
     )
@@ -259,4 +233,4 @@ def _gangs(
         names = [f"{n} x {name}" if n > 1 else name for name, n in counts.items()]
         number[owner] += 1
         place = (1, 1) if owner is None else (number[owner], total[owner])
-        yield GangMemory.of(", ".join(names), prediction, *place)
+        yield GangMemory(", ".join(names), prediction, *place)
