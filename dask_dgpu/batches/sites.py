@@ -77,8 +77,6 @@ class Here:
 
     def load(self, part: Any, chunks: Chunks) -> Array:
         """Return a view."""
-        if isinstance(part, Array):
-            return part.rechunk(chunks)
         blocks = {index: part[region] for index, region in regions(chunks)}
         return array_of(blocks, chunks, part.dtype)
 
@@ -190,10 +188,7 @@ class Cluster:
 
     def load(self, part: Any, chunks: Chunks) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
-        module = self._module_for(part.nbytes)
-        if isinstance(part, Array):
-            return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
-        return self._dealt(part.__getitem__, chunks, part.dtype, module)
+        return self._dealt(part.__getitem__, chunks, part.dtype, self._module_for(part.nbytes))
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
         """Read and send some blocks at a time, so that workers can spill them."""

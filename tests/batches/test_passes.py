@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 import pytest
 import scipy.fft
@@ -154,13 +153,11 @@ def test_result_goes_to_out(kind: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(PLANE, before)
 
 
-def test_operands_in_any_container(tmp_path: Path) -> None:
-    expected = np.fft.fft2(PLANE)
+def test_a_memory_map_is_an_operand(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", PLANE)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     with bounded(LIMIT):
-        for x in (mapped, da.from_array(PLANE, chunks=20)):
-            close(dgpu.run("fft2", x), expected)
+        close(dgpu.run("fft2", mapped), np.fft.fft2(PLANE))
 
 
 def test_one_line_must_fit() -> None:
