@@ -87,6 +87,7 @@ def add(
         batches=plan.batches,
         planned_bytes=plan.peak_bytes,
         host_bytes=plan.host_bytes,
+        predicted_s=plan.seconds,
         worker_rss_grown=max(each["grown"] for each in found),
         largest_error=max(each["error"] for each in found),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isqrt, prod
 from typing import Any
@@ -205,6 +205,18 @@ class Call(Request):
         """
         return self.operation.is_product and not self.site.in_process and self.dtype.itemsize > 2
 
+    def graph(self, lengths: Lengths) -> Array:
+        """Return the result of the largest batch, without data."""
+        shapes = self.part_shapes(lengths)
+        arrays = [
+            _without_data(each.dtype, chunks)
+            for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
+        ]
+        result: Array = self.of(arrays)
+        if self.adds_on_devices and self._is_summed(lengths):
+            result = _without_data(result.dtype, result.chunks) + result
+        return result
+
     def parts(self, lengths: Lengths) -> tuple[Part, ...]:
         """Return what the device with the most holds at the peak.
 
@@ -257,11 +269,15 @@ class Call(Request):
         notation = self.notation
         partial = prod(notation.count(label, lengths) for label in notation.contracted)
         fetched = 1 if self.adds_on_devices else partial
-        read = (
-            notation.reads(at, each.shape, lengths) * each.dtype.itemsize
-            for at, each in enumerate(self.operands)
+        written = prod(self.shape) * self.dtype.itemsize * fetched
+        return self.reads(range(len(self.operands)), lengths) + written
+
+    def reads(self, operands: Iterable[int], lengths: Lengths) -> int:
+        """Return the bytes read from some operands, in all batches."""
+        found = ((at, self.operands[at]) for at in operands)
+        return sum(
+            self.notation.reads(at, each.shape, lengths) * each.dtype.itemsize for at, each in found
         )
-        return sum(read) + prod(self.shape) * self.dtype.itemsize * fetched
 
     def staying(self, lengths: Lengths) -> list[int]:
         """Return the operands of which several batches in turn, or the only one, read a part."""

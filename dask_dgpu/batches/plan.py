@@ -1,4 +1,4 @@
-"""The plan of a call: its batches, and its bytes on each device, before it runs."""
+"""The plan of a call: its batches, its bytes on each device, and its time, before it runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dask.utils import format_bytes
 
 from dask_dgpu.batches.notation import Lengths
-from dask_dgpu.cost.table import Rows, Shown
+from dask_dgpu.cost.table import Rows, Shown, quantity
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Plan(Shown):
     host_bytes : int
         Bytes transferred between the host arrays and the devices, both ways, in all batches and
         passes; in this process those that are read and written.
+    rank_bytes : int
+        Bytes that the busiest rank receives from other ranks in gangs, in all batches.
+    seconds : float or None
+        Predicted time, None if it is unknown.
     advice : str
         What to change, if it does not fit.
     whole : bool
@@ -82,6 +86,8 @@ class Plan(Shown):
     room: int | None
     parts: tuple[Part, ...]
     host_bytes: int
+    rank_bytes: int
+    seconds: float | None
     advice: str = ""
     whole: bool = False
     lengths: Lengths = field(default_factory=dict, repr=False)
@@ -92,7 +98,7 @@ class Plan(Shown):
     def of(cls, title: str, devices: int, room: float, parts: Sequence[Part]) -> Plan:
         """Return the plan of a call that does not fit."""
         limit = None if isinf(room) else int(room)
-        return cls(title, False, 0, 1, {}, devices, limit, tuple(parts), 0)
+        return cls(title, False, 0, 1, {}, devices, limit, tuple(parts), 0, 0, None)
 
     @property
     def passes(self) -> int:
@@ -129,6 +135,8 @@ class Plan(Shown):
             "may be used": "no limit" if self.room is None else format_bytes(self.room),
             "from and to the host": format_bytes(self.host_bytes),
             "between passes, on the host": format_bytes(self.temporary_bytes),
+            "between ranks": format_bytes(self.rank_bytes),
+            "time": "unknown" if self.seconds is None else quantity(self.seconds, "s"),
         }
         if not self.temporary_bytes:
             del values["between passes, on the host"]

@@ -8,6 +8,8 @@ from math import ceil, prod
 from typing import Any
 
 import numpy as np
+from dask.array.core import Array
+from dask.core import flatten
 from dask.utils import format_bytes
 
 from dask_dgpu.batches import rules
@@ -20,6 +22,7 @@ from dask_dgpu.batches.sources import Operand, Slot
 from dask_dgpu.cost.table import at_least
 from dask_dgpu.kernels.fft import TO_REAL
 from dask_dgpu.planner.present import enough
+from graph_opt.model.cost import pipelined
 
 BATCH_SECONDS = 5e-3
 """Cost of a batch besides its work: its graph, and its tasks."""
@@ -34,9 +37,9 @@ COMPLEX = {"rfft": "fft", "irfft": "ifft"}
 """Transforms from and to real numbers, and those along their other axes."""
 
 
-def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
+def plan_passes(title: str, calls: Sequence[Call], room: float, *, timed: bool = False) -> Plan:
     """Plan calls that follow each other, as one plan; see :func:`plan_call`."""
-    plans = tuple(plan_call(call, room) for call in calls)
+    plans = tuple(plan_call(call, room, timed=timed) for call in calls)
     most = max(plans, key=lambda plan: plan.peak_bytes)
     if len(plans) == 1:
         return most
@@ -44,17 +47,23 @@ def plan_passes(title: str, calls: Sequence[Call], room: float) -> Plan:
     found = replace(most, title=title, lengths={}, pass_plans=plans, temporary_bytes=between)
     if not found.feasible:
         return found
+    seconds = [plan.seconds for plan in plans if plan.seconds is not None]
     return replace(
         found,
         batches=sum(plan.batches for plan in plans),
         host_bytes=sum(plan.host_bytes for plan in plans),
+        rank_bytes=sum(plan.rank_bytes for plan in plans),
+        seconds=sum(seconds) if len(seconds) == len(plans) else None,
     )
 
 
-def plan_call(call: Call, room: float) -> Plan:
-    """Plan a call within ``room`` bytes of each device."""
+def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
+    """Plan a call within ``room`` bytes of each device.
+
+    Its seconds and the bytes between ranks take a few milliseconds, if they are wanted.
+    """
     site, notation = call.site, call.notation
-    rate, overhead = transfer_rate(site), BATCH_SECONDS if site.in_process else ROUND_SECONDS
+    rate, overhead = transfer_rate(site), batch_seconds(site)
 
     def cost(lengths: Lengths) -> float:
         return call.traffic(lengths) / rate + notation.batches(lengths) * overhead
@@ -74,7 +83,34 @@ def plan_call(call: Call, room: float) -> Plan:
     if found.peak_bytes > room:
         return replace(found, advice=advice(site, "its smallest batch", found.peak_bytes, room))
     batches, traffic = notation.batches(lengths), call.traffic(lengths)
-    return replace(found, feasible=True, batches=batches, host_bytes=traffic)
+    found = replace(found, feasible=True, batches=batches, host_bytes=traffic)
+    if not timed:
+        return found
+    batch, moved = predict(site, call.graph(lengths))
+    between = call.reads(call.staying(lengths), lengths)
+    seconds = seconds_of(site, batch, traffic, between, batches)
+    return replace(found, rank_bytes=moved * batches, seconds=seconds)
+
+
+def predict(site: Site, result: Array) -> tuple[float | None, int]:
+    """Predict a graph: its seconds, and the bytes that the busiest rank receives in gangs.
+
+    After an error of the optimizer nothing is known.
+    """
+    optimizer, keys = site.optimizer, list(flatten(result.__dask_keys__()))
+    try:
+        rewriting = optimizer.rewrite(result.dask, keys)
+        ours, plain = optimizer.totals(rewriting)
+    except Exception:
+        if optimizer.settings.on_error == "raise":
+            raise
+        return None, 0
+    if not site.is_enabled:
+        return plain.seconds, 0
+    predictions = [each for _, each in rewriting.regions]
+    # blocks through windows are on GPUs when a gang starts: their copies are the batch's transfer
+    copies = sum(each.host_seconds for each in predictions) if site.overlaps else 0.0
+    return ours.seconds - copies, sum(each.moved_bytes for each in predictions)
 
 
 def advice(site: Site, what: str, least: int, room: float) -> str:
@@ -100,6 +136,26 @@ def advice(site: Site, what: str, least: int, room: float) -> str:
         changes.append("use more workers")
     needs = f"{what} needs {format_bytes(least)} on each device and {format_bytes(int(room))}"
     return f"{needs} may be used; {' or '.join(changes)}"
+
+
+def seconds_of(
+    site: Site, batch: float | None, host_bytes: int, between: int, batches: int
+) -> float | None:
+    """Predict all batches: each is computed while the next is transferred, but for some bytes.
+
+    So the longer of the two counts. If blocks go through Dask to GPUs, a batch includes its copies
+    over PCIe, which nothing hides.
+    """
+    if batch is None:
+        return None
+    count, rate = max(1, batches), transfer_rate(site)
+    compute, transfer = (batch + batch_seconds(site)) * count, (host_bytes - between) / rate
+    return pipelined(compute, transfer, transfer / count, count) + between / rate
+
+
+def batch_seconds(site: Site) -> float:
+    """Return the cost of a batch besides its work."""
+    return BATCH_SECONDS if site.in_process else ROUND_SECONDS
 
 
 def transfer_rate(site: Site) -> float:

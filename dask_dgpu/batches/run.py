@@ -89,7 +89,7 @@ def run(
 
     See Also
     --------
-    plan : The batches and bytes, before anything runs.
+    plan : The batches, bytes and time, before anything runs.
     run_many : Several calls of one operation.
 
     Notes
@@ -137,7 +137,7 @@ def plan(
     temporaries: float = TEMPORARIES,
     **options: Any,
 ) -> Plan:
-    """Plan a call of :func:`run`: whether it fits, its batches and its bytes.
+    """Plan a call of :func:`run`: whether it fits, its batches, its bytes and its time.
 
     Parameters
     ----------
@@ -200,8 +200,8 @@ def plan(
         request, room = Request.made(operation, arrays, options, site, make), site.room
         call = Call.planned(request)
         if call is None:
-            return Whole.planned(request, room, send=False).plan
-        return plan_passes(call.title, in_passes(call, room), room)
+            return Whole.planned(request, room, send=False).timed()
+        return plan_passes(call.title, in_passes(call, room), room, timed=True)
 
 
 @of_either_kind

@@ -17,7 +17,7 @@ from dask_dgpu.array.chunks import small_steps
 from dask_dgpu.batches.call import Request
 from dask_dgpu.batches.held import Held, Tasks, held, read_again, tasks_of
 from dask_dgpu.batches.plan import Part, Plan
-from dask_dgpu.batches.planning import advice
+from dask_dgpu.batches.planning import advice, predict, seconds_of
 from dask_dgpu.batches.sites import Cluster, Site
 from dask_dgpu.batches.sources import Chunks, Operand, Region, largest_nbytes
 
@@ -163,6 +163,14 @@ class Whole:
             advice=spills if found.peak_bytes > self.room else "",
             whole=True,
         )
+
+    def timed(self) -> Plan:
+        """Return the plan with its seconds and the bytes between ranks."""
+        if not (self.is_lazy and self.plan.feasible):
+            return self.plan
+        site, nbytes = self.request.site, self.plan.host_bytes
+        batch, moved = predict(site, self.result)
+        return replace(self.plan, rank_bytes=moved, seconds=seconds_of(site, batch, nbytes, 0, 1))
 
     def compute(self, target: Any, advance: Callable[[], None]) -> Any:
         """Return the array with the result; if its shape is unknown before, in an unchecked one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,12 @@ class Device:
         Bytes that a gang may use without a safety margin, if there is a limit.
     pool : int or None
         Bytes of RMM's pool.
+    utilisation : int or None
+        Percent of the last moments in which a kernel ran.
+    temperature : int or None
+        Degrees Celsius.
+    peers : tuple of str
+        The GPUs of this host that NVLink reaches directly.
     """
 
     kind: str
@@ -54,6 +60,9 @@ class Device:
     others: int | None = None
     blocks: int | None = None
     pool: int | None = None
+    utilisation: int | None = None
+    temperature: int | None = None
+    peers: tuple[str, ...] = ()
 
 
 def read_device(dask_worker: Worker | None = None) -> Device:
@@ -73,14 +82,21 @@ def read_gpu(gpu: str) -> Device:
     """Return the state of a GPU by its number or UUID; this creates no CUDA context."""
     with nvml_session() as nvml:
         handle = handle_of(nvml, gpu)
+
+        def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+            try:
+                return function(handle, *arguments)
+            except nvml.NVMLError:  # not every GPU knows everything
+                return None
+
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        processes: Sequence[Any] = ()
-        with suppress(nvml.NVMLError):  # not every GPU knows them
-            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or []
         # a container may have other numbers of processes than the driver
         own = [each.usedGpuMemory for each in processes if each.pid == os.getpid()]
         used = int(own[0]) if own and own[0] is not None else None
         taken = int(memory.total) - int(memory.free)
+        rates = ask(nvml.nvmlDeviceGetUtilizationRates)
+        degrees = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
         return Device(
             CUDA,
             f"{gpu} ({text_of(nvml.nvmlDeviceGetName(handle))})",
@@ -90,7 +106,23 @@ def read_gpu(gpu: str) -> Device:
             None if used is None else taken - used,
             int(memory.free) + (used or 0),
             _pool_bytes(),
+            None if rates is None else int(rates.gpu),
+            None if degrees is None else int(degrees),
+            _peers(nvml, handle),
         )
+
+
+def _peers(nvml: Any, handle: Any) -> tuple[str, ...]:
+    found = []
+    for number in range(int(nvml.nvmlDeviceGetCount())):
+        with suppress(nvml.NVMLError):
+            other = nvml.nvmlDeviceGetHandleByIndex(number)
+            if nvml.nvmlDeviceGetUUID(other) == nvml.nvmlDeviceGetUUID(handle):
+                continue
+            status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            if status == nvml.NVML_P2P_STATUS_OK:
+                found.append(str(number))
+    return tuple(found)
 
 
 def _pool_bytes() -> int | None:

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from inspect import Parameter
 from numbers import Real
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import dask
 import yaml
@@ -92,6 +92,33 @@ class Settings:
     memory_limit: int | None
     memory_safety_margin: float
     memory_cap: int | None
+
+
+class Keywords(TypedDict, total=False):
+    """The settings as keywords of :func:`dask_dgpu.enable`, with the types of the schema."""
+
+    device: Literal["auto", "cpu", "cuda"]
+    comm: Literal["auto"] | Transport
+    comm_transport: Literal["auto"] | Transport
+    comm_plaintext: bool
+    comm_ports: str | None
+    when: Literal["cheaper", "always"]
+    on_error: Literal["fallback", "raise"]
+    regions: bool
+    fuse: bool
+    local_ranks: int
+    fft_output_layout: Literal["any", "input"]
+    cost_measure: bool
+    matmul_wire_dtype: WireDtype
+    sum_method: Literal["dask", "compensated", "reproducible"]
+    gang_timeout: str | float
+    gang_grace: str | float
+    gang_restarts: int
+    gang_kept_programs: str | float
+    gang_kept_recordings: str | float
+    memory_limit: str | float | None
+    memory_safety_margin: float
+    memory_cap: str | float | None
 
 
 @cache

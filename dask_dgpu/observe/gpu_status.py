@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = "this process"
 HEADINGS = ("worker", "device", "memory", "total", "used", "others", "free", "safe")
-MORE = ("pool",)
+MORE = ("pool", "busy", "degrees", "NVLink")
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class GpuStatus(Shown):
         -------
         dict
             For each worker the fields of its device, and ``"safe"``: the bytes that a gang may
-            use under the settings. Bytes; ``None`` if not known.
+            use under the settings. Bytes, percent and degrees Celsius; ``None`` if not known.
         """
         return {
             worker: asdict(device) | {"safe": self.safe[worker]}
@@ -62,7 +62,7 @@ class GpuStatus(Shown):
 
     def _rows(self) -> Rows:
         gpus = any(device.kind == CUDA for device in self.devices.values())
-        rows: list[list[str | Cell]] = []
+        rows = []
         for worker, device in self.devices.items():
             used, others = _shares(device)
             bar = Cell(bar={BLUE: used, ORANGE: others}, tip=f"{used:.0%} used here")
@@ -70,8 +70,9 @@ class GpuStatus(Shown):
             known = device.total, device.used, device.others, device.free
             sizes = [quantity(each, "B") for each in known]
             sizes.append("no limit" if safe is None else quantity(safe, "B"))
-            more = [quantity(device.pool, "B")] if gpus else []
-            rows.append([worker, device.name, bar, *sizes, *more])
+            more = [quantity(device.pool, "B"), _with(device.utilisation, "%")]
+            more += [_with(device.temperature, "C"), ", ".join(device.peers)]
+            rows.append([worker, device.name, bar, *sizes, *(more if gpus else ())])
         headings = [*HEADINGS, *(MORE if gpus else ())]
         return Rows("", headings, rows, 160, 3, dense=True, name="dgpu-status")
 
@@ -79,7 +80,7 @@ class GpuStatus(Shown):
 def gpu_status(
     client: Client | None = None, *, live: bool = False, interval: float = 1.0
 ) -> GpuStatus:
-    """Show the device of each worker: its memory, and who uses it.
+    """Show the device of each worker: its memory, who uses it, and how busy it is.
 
     Parameters
     ----------
@@ -152,3 +153,7 @@ def _shares(device: Device) -> tuple[float, float]:
     if device.used is None:
         return 0.0, 1 - device.free / total
     return device.used / total, (device.others or 0) / total
+
+
+def _with(value: int | None, unit: str) -> str:
+    return "" if value is None else f"{value} {unit}"

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.arguments import check_client, positive
 from dask_dgpu.cost.table import GREEN, RED, Cell, Rows, Shown
-from dask_dgpu.runtime.installed import check_scheduler
+from dask_dgpu.runtime.installed import Versions, check_scheduler, differences
 from dask_dgpu.runtime.tasks import PLUGIN
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.scheduler import Scheduler
+
+Answer = tuple[str, Versions]
+"""The state of a worker, and its versions of packages if it knows them."""
 
 OK = "ok"
 
@@ -70,8 +73,9 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
     Returns
     -------
     Health
-        ``"ok"`` or the problem of each worker: no answer, no plugin, an error of the device, or a
-        wrong result. It prints one line per worker, and displays as a table in a notebook.
+        ``"ok"`` or the problem of each worker: no answer, no plugin, other versions of packages,
+        an error of the device, or a wrong result. It prints one line per worker, and displays as a
+        table in a notebook.
 
     Raises
     ------
@@ -84,8 +88,9 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
 
     Notes
     -----
-    Each worker multiplies small matrices on its device. Connections between ranks are not tested.
-    ``client.get_versions(check=True)`` compares versions of packages.
+    Each worker multiplies small matrices on its device, and has the client's versions of dask and
+    NumPy, and those of CuPy and torch that most workers have. Connections between ranks are not
+    tested.
 
     Examples
     --------
@@ -96,23 +101,27 @@ def check_health(client: Client, timeout: float = 10.0) -> Health:
     check_client("client", client)
     timeout = positive("timeout", timeout)
     check_scheduler(client)
-    return Health(client.run_on_scheduler(_ask_all, timeout=timeout))
+    answers: dict[str, Answer] = client.run_on_scheduler(_ask_all, timeout=timeout)
+    states = {worker: state for worker, (state, _) in answers.items()}
+    other = differences({worker: each for worker, (_, each) in answers.items() if each})
+    problems = {worker: text for worker, text in other.items() if states[worker] == OK}
+    return Health(states | problems)
 
 
-async def _ask_all(timeout: float, dask_scheduler: Scheduler) -> dict[str, str]:
-    async def ask(address: str) -> str:
+async def _ask_all(timeout: float, dask_scheduler: Scheduler) -> dict[str, Answer]:
+    async def ask(address: str) -> Answer:
         try:
             call = dask_scheduler.rpc(address).dgpu_examine()
-            state: str = await asyncio.wait_for(call, timeout)
+            state, versions = await asyncio.wait_for(call, timeout)
         except AttributeError:
-            return NO_PLUGIN
+            return NO_PLUGIN, {}
         except TimeoutError:
-            return f"did not answer within {timeout:g} s"
+            return f"did not answer within {timeout:g} s", {}
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return state
+            return f"{type(error).__name__}: {error}", {}
+        return state, versions
 
     addresses = list(dask_scheduler.workers)
     if PLUGIN not in dask_scheduler.plugins:  # workers would log a call that they do not know
-        return dict.fromkeys(addresses, NO_PLUGIN)
+        return dict.fromkeys(addresses, (NO_PLUGIN, {}))
     return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))

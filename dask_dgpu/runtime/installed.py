@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,8 @@ from dask_dgpu.errors import DgpuError
 
 if TYPE_CHECKING:
     from distributed import Client
+
+Versions = Mapping[str, str | None]
 
 OWN = "dask_dgpu"
 
@@ -23,6 +26,12 @@ VARIANTS = {
     "ucxx": ("ucxx", "ucxx-cu12", "ucxx-cu13"),
 }
 """The distributions of packages that pip and conda call differently."""
+
+COMPARED = ("dask", "numpy", "cupy", "torch")
+"""Packages whose versions on workers are compared."""
+
+ON_WORKERS = ("cupy", "torch")
+"""Packages that a client may lack."""
 
 
 def check_installed(client: Client) -> None:
@@ -63,10 +72,35 @@ def _check(answers: Mapping[str, Any]) -> None:
         )
 
 
+def installed_here() -> dict[str, str | None]:
+    """Return the version of each package in this process, without importing it."""
+    return {name: next(iter(installed(name).values()), None) for name in COMPARED}
+
+
 def installed(package: str) -> dict[str, str]:
     """Return the version of each installed distribution of a package, without importing it."""
     found = {}
     for each in VARIANTS.get(package, (package,)):
         with suppress(PackageNotFoundError):
             found[each] = version(each)
+    return found
+
+
+def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
+    """Return which versions of workers differ, by worker.
+
+    Expected are those of this process, and for CuPy and torch those of most workers.
+    """
+    wanted = installed_here()
+    for name in ON_WORKERS if workers else ():
+        ((wanted[name], _),) = Counter(each[name] for each in workers.values()).most_common(1)
+    found = {}
+    for worker, versions in workers.items():
+        wrong = [
+            f"{name} {versions[name] or 'not installed'}, expected {number or 'none'}"
+            for name, number in wanted.items()
+            if versions[name] != number
+        ]
+        if wrong:
+            found[worker] = f"has {' and '.join(wrong)}"
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dask.typing import no_default
@@ -19,10 +20,14 @@ CLOSING = "60s"
 class OwningClient(Client):
     """A client that closes its cluster with itself, and then calls ``undo`` once.
 
+    With a ``later`` client of this class that is open, that one calls it, after its own: what a
+    client changed is undone in the reverse order.
+
     A timeout while closing is only logged: an error could hide results of the user.
     """
 
     undo: Callable[[], None] | None = None
+    later: OwningClient | None = None
 
     def __repr__(self) -> str:
         """Return what Dask's own client would."""
@@ -52,5 +57,17 @@ class OwningClient(Client):
 
     def _undo(self) -> None:
         undo, self.undo = self.undo, None
-        if undo is not None:
-            undo()
+        if undo is None:
+            return
+        later = self.later
+        while later is not None:
+            if later.undo is not None:
+                later.undo = partial(_in_turn, later.undo, undo)
+                return
+            later = later.later
+        undo()
+
+
+def _in_turn(*functions: Callable[[], None]) -> None:
+    for each in functions:
+        each()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask
 import dask.array
@@ -15,7 +15,7 @@ from dask.array.backends import array_creation_dispatch
 
 from dask_dgpu.array.fft.call import FFT_LAYOUT
 from dask_dgpu.environment.facts import chosen_client, gather, usable
-from dask_dgpu.environment.settings import keywords, read
+from dask_dgpu.environment.settings import Keywords, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.runtime.installed import check_installed
@@ -76,7 +76,7 @@ class Enabled:
         return f"<Enabled: {facts.workers} {workers}, {facts.device}, {self.optimizer.transport}>"
 
 
-def enable(client: Client | None = None, **settings: Any) -> Enabled:
+def enable(client: Client | None = None, **settings: Unpack[Keywords]) -> Enabled:
     """Use gangs to compute Dask arrays from now on, where they are quicker.
 
     Parameters

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import dask
 
 from dask_dgpu.arguments import check_choice, expected, integer, suggestion
+from dask_dgpu.environment.facts import current_client
 from dask_dgpu.environment.gpus import pool_bytes, read_memory, visible_gpus
 from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.collector import collect_less_often
-from dask_dgpu.session.enable import Enabled, disable, enable
+from dask_dgpu.session.enable import Enabled, enable
 from dask_dgpu.session.guard import require_main_guard
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ def start(
     Returns
     -------
     distributed.Client
-        Closing it closes the cluster, and disables dask_dgpu, unless it was enabled since on
-        another cluster. Until then Python's garbage collector has three times
+        Closing it closes the cluster, and restores what was enabled before; what was enabled
+        since on another cluster stays. Until then Python's garbage collector has three times
         its thresholds, as ``dask scheduler`` sets them.
 
     Raises
@@ -118,6 +119,7 @@ def start(
     check_options(cluster_kwargs, ClusterType, Nanny, Worker)
     if not gpus and cluster_kwargs.get("processes", True):
         cluster_kwargs.setdefault("worker_class", KeepingNanny)
+    earlier = current_client()
     cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
     client = OwningClient(cluster)
     try:
@@ -125,6 +127,8 @@ def start(
         enabled = enable(client, device="cuda" if gpus else "cpu", **settings)
         backend = dask.config.get(BACKEND, None) if gpus else None
         client.undo = partial(_undo_start, enabled, backend, collect_less_often())
+        if isinstance(earlier, OwningClient):
+            earlier.later = client
     except BaseException:
         client.close()
         raise
@@ -142,14 +146,14 @@ start.__signature__ = _signature  # type: ignore[attr-defined]
 
 
 def _undo_start(
-    enabled: Enabled, backend: str | None, restore_collector: Callable[[], None]
+    enabled: Enabled, backend_before: str | None, restore_collector: Callable[[], None]
 ) -> None:
-    """Disable what was enabled, and create arrays as before, unless another cluster is enabled."""
-    restore_collector()
+    """Restore what was before, but for what has been enabled since on another cluster."""
     if enabled.is_current:
-        disable()
-        if backend is not None:
-            dask.config.set({BACKEND: "numpy" if backend == "dgpu" else backend})
+        enabled.restore()
+    restore_collector()
+    if backend_before is not None:
+        dask.config.set({BACKEND: backend_before})
 
 
 def cuda_options(gpus: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def test_one_line_must_fit() -> None:
     least = line_limit("fft2", PLANE, {})
     with bounded(least - 1):
         plan = dgpu.plan("fft2", PLANE)
-        assert (plan.feasible, plan.batches) == (False, 0)
+        assert (plan.feasible, plan.batches, plan.seconds) == (False, 0, None)
         with pytest.raises(dgpu.errors.DgpuError, match="its smallest batch needs"):
             dgpu.run("fft2", PLANE)
 

@@ -159,11 +159,13 @@ def test_table_and_values() -> None:
         plan = dgpu.plan("matmul", (20_000, 512), (512, 256))
     text = str(plan)
     assert f"{plan.batches} batches" in text
-    assert all(word in text for word in ("arrays[1]", "peak", "may be used"))
+    assert all(word in text for word in ("arrays[1]", "peak", "may be used", "between ranks"))
     HTMLParser().feed(plan._repr_html_())
     values = plan.to_dict()
     assert values["peak_bytes"] == sum(part["nbytes"] for part in values["parts"])
     assert values["cuts"] == {"axis 0 of the result": plan.rows}
+    assert plan.seconds is not None
+    assert plan.seconds > 0
 
 
 def test_functions_are_planned_as_graphs() -> None:
@@ -181,7 +183,7 @@ def test_blocks_that_later_tasks_need_count() -> None:
         assert plan.parts[1].nbytes >= x.nbytes  # all blocks of the product wait for the mean
     with bounded(0.75 * x.nbytes):
         plan = dgpu.plan(lambda x: centred(2 * x), x)
-        assert (plan.feasible, plan.batches) == (False, 0)
+        assert (plan.feasible, plan.batches, plan.seconds) == (False, 0, None)
         with pytest.raises(dgpu.errors.DgpuError, match="Dask holds blocks that several tasks"):
             dgpu.run(lambda x: centred(2 * x), x)
 

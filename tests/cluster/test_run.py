@@ -50,6 +50,7 @@ def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
         plan = dgpu.plan("matmul", A, B)
         assert plan.batches > 1
         assert plan.devices == len(client.scheduler_info()["workers"])
+        assert plan.rank_bytes > 0
         out = np.empty((300, 100))
         dgpu.run("matmul", A, B, out=out)
     np.testing.assert_allclose(out, A @ B, rtol=1e-12)

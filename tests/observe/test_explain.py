@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -13,6 +16,7 @@ import pytest
 import scipy.ndimage
 
 import dask_dgpu as dgpu
+from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.explain import Explanation
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.runtime.execute import Span
@@ -182,3 +186,30 @@ def test_html_is_escaped_and_has_no_scripts(product: Explanation) -> None:
     html = replace(product, operations=(name,), regions=(), room=1e6)._repr_html_()
     assert "<script" not in html
     assert "&lt;script&gt;" in html
+
+
+def test_a_drawing_needs_graphviz(product: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+    with pytest.raises(DgpuError, match="expected graphviz to be installed"):
+        product.visualize()
+
+
+def test_a_drawing_has_a_box_for_each_operation(product: Explanation) -> None:
+    source = product.visualize().source
+    assert all(f'label="{each.operation}\n' in source for each in product.operations)
+    assert 'label="gang 1"' in source
+    assert source.count(" -> ") == 1
+    name = Operation("a", r"<script>\n", "Dask", '"quoted"')
+    assert r'label="<script>\\n' in replace(product, operations=(name,)).visualize().source
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+def test_a_drawing_goes_to_a_file(product: Explanation, tmp_path: Path) -> None:
+    product.visualize(filename=tmp_path / "program.svg")
+    svg = (tmp_path / "program.svg").read_text()
+    assert svg.count('class="node"') == len(product.operations)
+    assert "matmul" in svg
+    assert 'id="clust1"' in svg
+    assert [*tmp_path.iterdir()] == [tmp_path / "program.svg"]
+    with pytest.raises(ValueError, match="other"):
+        product.visualize(filename="program.other")

@@ -24,15 +24,24 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """GPUs, of each of which this process uses 10 GiB, and another one 6 GiB."""
+    """Three GPUs; this process uses 10 GiB of the first, and another one 6 GiB."""
 
     NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU = 0
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_P2P_STATUS_OK = 0
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
         return number
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
 
     def nvmlDeviceGetName(self, handle: int) -> bytes:
         return b"Fake H100"
@@ -45,6 +54,15 @@ class FakeNvml:
             SimpleNamespace(pid=self.pid, usedGpuMemory=10 * GIB),
             SimpleNamespace(pid=1, usedGpuMemory=6 * GIB),
         ]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=42)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        raise NVMLError
+
+    def nvmlDeviceGetP2PStatus(self, one: int, other: int, index: int) -> int:
+        return 0 if other == 2 else 5
 
 
 def use(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
@@ -66,7 +84,9 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["safe"] == 37 * GIB
     with dgpu.enable(memory_safety_margin=0.5, memory_cap="30 GiB"):
         assert [*dgpu.gpu_status().safe.values()] == [30 * GIB]
+    assert (found["utilisation"], found["temperature"], found["peers"]) == (42, None, ("2",))
     assert "Fake H100" in str(status)
+    assert "42 %" in str(status)
     assert f" ##xx{'░' * 16} " in str(status)
     assert re.findall(r";width:([\d.]+)%", status._repr_html_()) == ["12.5", "7.5"]
     json.dumps(status.to_dict())
@@ -86,7 +106,7 @@ def test_the_host_without_a_client() -> None:
     assert device.used is not None
     assert 0 < device.used < device.total
     assert repr(status) == str(status)
-    assert "pool" not in str(status)
+    assert "NVLink" not in str(status)
     html = status._repr_html_()
     assert html.count("dgpu-bar") == 1
     assert "<script" not in html

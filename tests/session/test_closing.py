@@ -95,19 +95,43 @@ def settings_now() -> Any:
 
 
 @pytest.mark.parametrize("order", [(1, 0), (0, 1)])
-def test_the_last_of_two_clusters_is_enabled_while_open(order: tuple[int, int]) -> None:
+def test_two_clusters_are_enabled_each_while_open(order: tuple[int, int]) -> None:
     thresholds = gc.get_threshold()
-    both = started(), started()
+    first = started()
+    enabled = settings_now()
+    both = first, started()
     other = settings_now()
+    assert other != enabled
     both[order[0]].close()
-    assert settings_now() == (None if order[0] == 1 else other)
+    assert settings_now() == (enabled if order[0] == 1 else other)
+    assert gc.get_threshold() == LEAST
     both[order[1]].close()
     assert settings_now() is None
     assert gc.get_threshold() == thresholds
 
 
+def test_the_cluster_before_last_stays_enabled() -> None:
+    first = started()
+    enabled = settings_now()
+    second = started()
+    third = started()
+    last = settings_now()
+    second.close()
+    assert settings_now() == last
+    third.close()
+    assert settings_now() == enabled
+    first.close()
+    assert settings_now() is None
+
+
 def test_closing_leaves_what_was_enabled_on_another_cluster() -> None:
     with Client(n_workers=1, processes=False, dashboard_address=":0") as client:
+        with dgpu.enable(client) as outer:
+            with started():
+                assert settings_now() != outer.optimizer
+            assert settings_now() == outer.optimizer
+        with started(), dgpu.enable(client):
+            pass
         mine = started()
         enabled = dgpu.enable(client)
         mine.close()

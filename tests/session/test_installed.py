@@ -9,13 +9,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
 import dask_dgpu as dgpu
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime import installed
+from dask_dgpu.runtime.installed import differences, installed_here
 from tests.cluster.observe import eventually
+
+HERE = installed_here()
+
+
+def test_versions_without_an_import() -> None:
+    assert HERE["numpy"] == np.__version__
+    assert HERE["dask"]
+
+
+@pytest.mark.parametrize("name", ["dask", "numpy"])
+def test_workers_have_the_versions_of_the_client(name: str) -> None:
+    found = differences({"a": HERE, "b": HERE | {name: "0.9"}})
+    assert found == {"b": f"has {name} 0.9, expected {HERE[name]}"}
+
+
+def test_workers_have_cupy_and_torch_of_most_workers() -> None:
+    usual = HERE | {"cupy": "14.0", "torch": "2.9"}
+    workers = {"a": usual, "b": usual, "c": usual | {"cupy": None, "torch": "2.8"}}
+    text = "has cupy not installed, expected 14.0 and torch 2.8, expected 2.9"
+    assert differences(workers) == {"c": text}
+    assert differences({}) == {}
 
 
 def answers(**versions: str | None) -> dict[str, Any]:

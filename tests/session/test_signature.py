@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from inspect import Parameter, signature
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import dask
 import pytest
+from mypy import api
 
 import dask_dgpu as dgpu
 from dask_dgpu.environment.facts import ClusterFacts
-from dask_dgpu.environment.settings import effective
+from dask_dgpu.environment.settings import Keywords, effective, keywords, schema
 
 
 def test_settings_are_in_the_signature() -> None:
@@ -21,6 +24,46 @@ def test_settings_are_in_the_signature() -> None:
     assert {each.name for each in settings} == names
     assert {each.kind for each in settings} == {Parameter.KEYWORD_ONLY}
     assert signature(dgpu.enable).parameters["gang_timeout"].default == "300s"
+
+
+def test_type_checkers_know_the_settings() -> None:
+    """Types are those of the schema, and names those of the defaults, and ``comm``."""
+    assert dgpu.enable.__annotations__["settings"] == "Unpack[Keywords]"
+    types = {name: _flat(each) for name, each in get_type_hints(Keywords).items()}
+    assert types.pop("comm") == types["comm_transport"]
+    assert types == dict(_types(schema()["properties"]["dgpu"]["properties"]))
+    assert [*types] == [each.name for each in keywords()]
+
+
+def _flat(hint: Any) -> set[Any]:
+    """Return the values of literals and the types that a hint allows."""
+    return set().union(*map(_flat, get_args(hint))) if get_args(hint) else {hint}
+
+
+PLAIN = {"boolean": bool, "integer": int, "number": float, "string": str, "null": type(None)}
+
+
+def _types(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, set[Any]]]:
+    for key, rule in properties.items():
+        name = prefix + key.replace("-", "_")
+        if "properties" in rule:
+            yield from _types(rule["properties"], name + "_")
+        elif "enum" in rule:
+            yield name, set(rule["enum"])
+        else:
+            kinds = rule["type"]
+            yield name, {PLAIN[each] for each in ([kinds] if isinstance(kinds, str) else kinds)}
+
+
+@pytest.mark.slow
+def test_type_checkers_refuse_an_unknown_setting(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import dask_dgpu\ndask_dgpu.enable(wen=1, when=1, local_ranks=2)\n")
+    stdout, stderr, _ = api.run([str(script)])
+    assert not stderr
+    assert 'Unexpected keyword argument "wen" for "enable"' in stdout
+    assert 'Argument "when" to "enable" has incompatible type' in stdout
+    assert "Found 2 errors" in stdout
 
 
 def test_an_unknown_setting_is_refused() -> None:

@@ -1,13 +1,16 @@
-"""An explanation as a value: text, HTML, a dict."""
+"""An explanation as a value: text, HTML, a dict, a drawing."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
 from html import escape
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dask_dgpu.cost.table import Rows, Shown
+from dask_dgpu.observe.explain.drawing import drawn
 from dask_dgpu.observe.explain.memory import Memory
 from dask_dgpu.observe.explain.operations import Operation
 from dask_dgpu.observe.explain.runs import sent_of
@@ -139,6 +142,32 @@ class Explanation(Shown):
             One object; values that JSON does not know are texts.
         """
         return json.dumps(self.to_dict(), default=str)
+
+    def visualize(self, filename: str | PathLike[str] | None = None) -> Any:
+        """Draw the program: operations, layouts, exchanges.
+
+        Parameters
+        ----------
+        filename : path-like, optional
+            A file for the drawing, which is overwritten. Its ending is the format, as ``.svg``.
+
+        Returns
+        -------
+        graphviz.Digraph
+            Displays in a notebook.
+
+        Raises
+        ------
+        DgpuError
+            If the package graphviz is not installed.
+        ValueError
+            If Graphviz does not know the format.
+        """
+        drawing = drawn(self.operations)
+        if filename is not None:
+            path = Path(filename)
+            path.write_bytes(drawing.pipe(path.suffix[1:]))
+        return drawing
 
     def _rows(self) -> Rows:
         predictions = [prediction for _, prediction in self.regions]

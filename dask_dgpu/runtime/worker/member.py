@@ -33,6 +33,7 @@ from dask_dgpu.kernels.device.host import keep_small_memory
 from dask_dgpu.operations.operation import Blocks
 from dask_dgpu.runtime.execute import Observer, Span
 from dask_dgpu.runtime.failure import IN_PROGRAM
+from dask_dgpu.runtime.installed import installed_here
 from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.prepared import Prepared, prepared
 from dask_dgpu.runtime.program import opened
@@ -432,6 +433,10 @@ class Member:
             "stores": stores,
             "connected": self.connected,
         }
+
+    def health(self) -> tuple[str, dict[str, str | None]]:
+        """Return what :meth:`examine` does, and the versions of packages."""
+        return self.examine(), installed_here()
 
     def examine(self) -> str:
         """Test a small product on the device, beside programs; return ``"ok"`` or the fault."""

@@ -250,8 +250,8 @@ class GangWorkerPlugin(WorkerPlugin):
         found = self.results.get((key, run_id), {}).get(tuple(block))
         return {} if found is None else {"block": to_serialize(found)}
 
-    async def _examine(self) -> str:
-        return await in_background(self.member.examine)
+    async def _examine(self) -> tuple[str, dict[str, str | None]]:
+        return await in_background(self.member.health)
 
     def _send(self, op: str, **facts: Any) -> None:
         self.worker.loop.add_callback(self.worker.batched_stream.send, {"op": op, **facts})
