@@ -13,14 +13,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import dask.array as da
-import numpy as np
 from dask.array.backends import array_creation_dispatch
 
 from dask_dgpu.array import fft
 from dask_dgpu.array.fft.call import DASKS_OWN
 from dask_dgpu.kinds import as_dasks, as_expressions
 from dask_dgpu.optimizer import reading
-from graph_opt.dask_graph.internals import _chunk_sum
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +26,9 @@ Function = Callable[..., Any]
 
 COMPUTING = ("dask.base", "distributed.client")
 """Modules that look up ``collections_to_expr``: what becomes of collections that are computed."""
+
+MULTIPLYING = ("dask_array", "dask_array.linalg", "dask_array.linalg._tensordot")
+"""Modules that look up ``matmul`` and ``tensordot``."""
 
 CREATING = ("ones", "zeros", "empty", "full", "arange", "eye", "linspace")
 """Functions of dask_array that know no ``array.backend``."""
@@ -69,12 +70,11 @@ def expression_patches() -> list[tuple[Any, str, Function]]:
         import dask_array
         from dask_array._collection import Array
 
-        from graph_opt.expressions import reader  # noqa: F401
+        from graph_opt.expressions import products, reader  # noqa: F401
     except ImportError as error:
         logger.warning("arrays of dask_array run without dask_dgpu, which needs 0.7: %s", error)
         return []
     own_fft = import_module("dask_array.fft")
-    products = import_module("dask_array.linalg._tensordot")
     return [
         *(
             (owner, "collections_to_expr", reading(owner.collections_to_expr))
@@ -84,22 +84,12 @@ def expression_patches() -> list[tuple[Any, str, Function]]:
         (Array, "compute", lambda self, **kwargs: as_dasks(self).compute(**kwargs)),
         *((own_fft, name, getattr(fft, name)) for name in DASKS_OWN),
         *((dask_array, name, _creating(name, getattr(dask_array, name))) for name in CREATING),
-        (products, "_sum_wo_cat", _adding(products._sum_wo_cat)),
+        *(
+            (owner, name, getattr(products, name))
+            for owner in map(import_module, MULTIPLYING)
+            for name in ("matmul", "tensordot")
+        ),
     ]
-
-
-def _adding(original: Function) -> Function:
-    """Wrap the last step of a product: dask_array's adds by a closure, pickled for each name."""
-    reduction = import_module("dask_array.reductions._reduction").reduction
-
-    @wraps(original)
-    def added(a: Any, axis: int, dtype: Any = None) -> Any:
-        if dtype is not None or a.shape[axis] == 1:
-            return original(a, axis, dtype)
-        dtype = getattr(np.zeros(1, a.dtype).sum(), "dtype", object)
-        return reduction(a, _chunk_sum, _chunk_sum, axis=axis, dtype=dtype, concatenate=False)
-
-    return added
 
 
 def _creating(name: str, original: Function) -> Function:

@@ -48,6 +48,7 @@ from dask_array.stacking._stack import Stack
 from graph_opt.dask_graph.internals import _chunk_sum, _matmul
 from graph_opt.expressions.collection import Gang
 from graph_opt.expressions.functions import dasks_own
+from graph_opt.expressions.products import Product
 
 CORE: Any = import_module("dask.array.core")
 REDUCTIONS: Any = import_module("dask.array.reductions")
@@ -158,6 +159,12 @@ def is_product(expr: ArrayExpr) -> bool:
     terms = expr.array
     is_matmul = type(terms) is Blockwise and dasks_own(terms.func) is _matmul
     return is_matmul and terms.out_ind == (0, 1, 2) and expr.ndim == 2
+
+
+def _called(expr: Product, read: Read) -> Array:
+    left, right = read(expr.left), read(expr.right)
+    found: Array = da.tensordot(left, right, expr.axes) if expr.axes else da.matmul(left, right)
+    return found
 
 
 def _product(expr: ArrayExpr, read: Read) -> Array:
@@ -293,6 +300,7 @@ ROWS: Mapping[type, Row] = {
     ),
     PartialReduce: _indices,
     Prod: _named("prod", "dtype"),
+    Product: _called,
     Reduction: _reduction,
     Reshape: lambda expr, read: read(expr.array).reshape(expr.shape),
     RootAlias: lambda expr, read: read(expr.array),

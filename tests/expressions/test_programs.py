@@ -94,14 +94,71 @@ def test_sums_by_the_setting() -> None:
         assert x.sum().compute() != 2
 
 
+WITH_SETTING = {
+    "matmul": lambda x, y: x @ y,
+    "dot": xa.dot,
+    "tensordot": lambda x, y: xa.tensordot(x, y, axes=1),
+}
+
+
 @pytest.mark.parametrize("inner", [7, 24])
-def test_products_by_the_setting(inner: int) -> None:
+@pytest.mark.parametrize("name", WITH_SETTING)
+def test_products_by_the_setting(name: str, inner: int) -> None:
     x = xa.from_array(MATRIX, chunks=(7, inner))
     with dgpu.enable(local_ranks=2, when="always", matmul_wire_dtype="float16"):
-        text = str(dgpu.explain(x @ x.rechunk((inner, 7))))
-        assert "float16" in text
-        found = (x @ x.rechunk((inner, 7))).compute()
+        product = WITH_SETTING[name](x, x.rechunk((inner, 7)))
+        assert "float16" in str(dgpu.explain(product))
+        found = product.compute()
     np.testing.assert_allclose(found, MATRIX @ MATRIX, rtol=1e-2)
+
+
+CUBE = MATRIX.reshape(2, 12, 24)
+INTEGERS = np.arange(48).reshape(2, 24)
+OPERANDS: dict[str, tuple[Any, Any, Any]] = {
+    "vectors": (MATRIX[0], MATRIX[1], None),
+    "row": (MATRIX[0], MATRIX, None),
+    "column": (MATRIX, MATRIX[0], None),
+    "row, stack": (MATRIX[0, :12], CUBE, None),
+    "stacks": (CUBE, np.stack([MATRIX, MATRIX]), None),
+    "stack, matrix": (CUBE, MATRIX, None),
+    "one of a stack": (CUBE, MATRIX[None], None),
+    "other chunks of stacks": (np.stack([MATRIX] * 5), np.stack([MATRIX] * 5)[:, :, :1], None),
+    "integers": (INTEGERS, INTEGERS.T.astype("i4"), None),
+    "few bits": (INTEGERS.astype("i2"), INTEGERS.T.astype("i1"), None),
+    "precisions": (MATRIX.astype("f4"), MATRIX * 1j, None),
+    "empty": (MATRIX[:, :0], MATRIX[:0], None),
+    "no number": (MATRIX, np.float64(2), None),
+    "other sizes": (MATRIX, MATRIX[:5], None),
+    "tensordot": (CUBE, CUBE, ([1, -1], [1, 2])),
+    "tensordot, axes": (CUBE, np.moveaxis(CUBE, 0, -1), 2),
+    "tensordot, one axis": (CUBE, MATRIX, (np.int64(2), 0)),
+    "tensordot, outer": (MATRIX[0], MATRIX[1], 0),
+    "tensordot, no axis": (MATRIX, MATRIX, ([2], [0])),
+    "tensordot, other sizes": (CUBE, MATRIX, ([0], [0])),
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_products_are_declared_as_by_dask_array(name: str) -> None:
+    left, right, axes = OPERANDS[name]
+
+    def declared() -> Any:
+        operands = [xa.from_array(each, chunks=chunks) for each, chunks in ((left, 7), (right, 5))]
+        try:
+            found = xa.matmul(*operands) if axes is None else xa.tensordot(*operands, axes)
+            return found, (found.chunks, found.dtype, type(found._meta), found._meta.shape)
+        except Exception as error:
+            return None, (type(error), str(error))
+
+    own, wanted = declared()
+    with dgpu.enable(local_ranks=3, when="always", on_error="raise"):
+        ours, found = declared()
+        assert found == wanted
+        if own is not None:
+            close(ours.compute(scheduler="sync"), own.compute(scheduler="sync"))
+    if own is not None:
+        close(ours.compute(scheduler="sync"), own.compute(scheduler="sync"))
+        close((ours + 1).sum().compute(scheduler="sync"), (own + 1).sum().compute())
 
 
 def _matmul(left: Any, right: Any) -> Any:
