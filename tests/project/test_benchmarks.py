@@ -548,8 +548,9 @@ def test_warmup_writes_first_and_later_uses(tmp_path: Path, option: str, warm_up
 @pytest.mark.slow
 def test_structures_writes_every_program(tmp_path: Path) -> None:
     lines = lines_of(tmp_path / "figures.jsonl", "structures.py", "--quick")
-    assert len(lines) == 33
-    assert all(line["median"] > 0 < line["first"] for line in lines)
+    assert len(lines) == 33 + 4
+    assert all(line["median"] > 0 < line["first"] for line in lines[:33])
+    assert all(line["reading"] > 0 < line["ratio"] for line in lines[33:])
 
 
 @pytest.mark.slow
