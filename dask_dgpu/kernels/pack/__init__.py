@@ -17,10 +17,6 @@ from dask_dgpu.kernels.device import Device
 
 Array = Any
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-Cut = tuple[Any, Any]
-
-MOST_REMEMBERED = 4096
-"""Most pieces with cached cuts on a host; cuts need more memory than tables."""
 
 
 class Arrays:
@@ -54,20 +50,12 @@ class InArrays(NamedTuple):
         """Bytes of an element."""
         return int(self.arrays.arrays[0].itemsize)
 
-    def cuts(self, shapes: Ints) -> list[Cut]:
-        """Return the array of each piece, and its slices."""
-        rows = self.which.tolist(), self.start.tolist(), shapes.tolist()
-        return [
-            # the ellipsis returns an array even without axes
-            (which, (..., *(slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))))
-            for which, start, shape in zip(*rows, strict=True)
-        ]
-
-    def views(self, cuts: Sequence[Cut]) -> Iterator[Array]:
+    def views(self, shapes: Ints) -> Iterator[Array]:
         """Yield the pieces."""
-        arrays = self.arrays.arrays
-        for which, slices in cuts:
-            yield arrays[which][slices]
+        arrays, rows = self.arrays.arrays, (self.which.tolist(), self.start.tolist())
+        for which, start, shape in zip(*rows, shapes.tolist(), strict=True):
+            slices = (slice(lo, lo + n) for lo, n in zip(start, shape, strict=True))
+            yield arrays[which][(..., *slices)]  # the ellipsis: an array even without axes
 
     @property
     def bases(self) -> Ints:
@@ -96,17 +84,10 @@ class InMessage(NamedTuple):
         """Bytes of an element."""
         return int(self.message.itemsize)
 
-    def cuts(self, shapes: Ints) -> list[Cut]:
-        """Return the slice of each piece in the message, and its shape."""
-        return [
-            (slice(start, start + prod(shape)), shape)
-            for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True)
-        ]
-
-    def views(self, cuts: Sequence[Cut]) -> Iterator[Array]:
+    def views(self, shapes: Ints) -> Iterator[Array]:
         """Yield the pieces."""
-        for part, shape in cuts:
-            yield self.message[part].reshape(shape)
+        for start, shape in zip(self.start.tolist(), shapes.tolist(), strict=True):
+            yield self.message[start : start + prod(shape)].reshape(shape)
 
     @property
     def bases(self) -> Ints:
@@ -126,17 +107,13 @@ class InMessage(NamedTuple):
 
 
 class Described:
-    """Cached descriptions of pieces that are copied repeatedly.
+    """The last description to a GPU of pieces that are copied repeatedly.
 
-    Their arrays change, but usually not the strides: then only the addresses are new. A GPU's
-    description is ``last``; the cuts of targets and sources are a host's, cached from the second
-    copy on, since those of a single copy are not worth the memory.
+    Their arrays change, but usually not the strides: then only the addresses are new.
     """
 
     def __init__(self) -> None:
         self.last: tuple[Hashable, Any] | None = None
-        self.cuts: tuple[list[Cut], list[Cut]] | None = None
-        self.cut_before = False
 
 
 class Pieces(NamedTuple):
@@ -150,17 +127,6 @@ class Pieces(NamedTuple):
     target: InArrays | InMessage
     source: InArrays | InMessage
     described: Described | None = None
-
-    def cuts(self) -> tuple[list[Cut], list[Cut]]:
-        """Return the cuts of the targets and of the sources, on a host."""
-        known = self.described if len(self.shapes) <= MOST_REMEMBERED else None
-        if known is not None and known.cuts is not None:
-            return known.cuts
-        found = self.target.cuts(self.shapes), self.source.cuts(self.shapes)
-        if known is not None:
-            known.cuts = found if known.cut_before else None
-            known.cut_before = True
-        return found
 
 
 def copy_pieces(device: Device, *batches: Pieces) -> None:
@@ -176,9 +142,8 @@ def copy_pieces(device: Device, *batches: Pieces) -> None:
 def copy_host(*batches: Pieces) -> None:
     """Copy pieces one by one."""
     for batch in batches:
-        targets, sources = batch.cuts()
-        pairs = zip(batch.target.views(targets), batch.source.views(sources), strict=True)
-        for into, piece in pairs:
+        targets, sources = (each.views(batch.shapes) for each in (batch.target, batch.source))
+        for into, piece in zip(targets, sources, strict=True):
             into[...] = piece
 
 

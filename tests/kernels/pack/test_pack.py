@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_dgpu.kernels import pack
 from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.kernels.pack import (
     Arrays,
@@ -21,7 +20,6 @@ from dask_dgpu.kernels.pack import (
     InArrays,
     InMessage,
     Pieces,
-    copy_host,
     copy_pieces,
 )
 from dask_dgpu.kernels.pack.descriptors import (
@@ -335,20 +333,3 @@ def test_places_are_described_once() -> None:
     assert described.last is last
     describe((pieces(floats(4, 8)[:, ::2], floats(3, 6)),))
     assert described.last is not last
-
-
-def test_pieces_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a host: other arrays are cut in the same places; of too many pieces none are kept."""
-    shapes, which, start = np.array([[3, 4], [2, 4]]), np.array([0, 1]), np.array([[0, 0], [1, 2]])
-    described = Described()
-    for kept in (True, False):
-        monkeypatch.setattr(pack, "MOST_REMEMBERED", 2 if kept else 1)
-        for seed in range(2):
-            arrays = [values((4, 4), "float32") + seed, values((3, 6), "float32") - seed]
-            message = np.zeros(20, np.float32)
-            places = InArrays(Arrays(arrays), which, start)
-            given = Pieces(shapes, InMessage(message, np.array([0, 12])), places, described)
-            copy_host(given)
-            expected = [arrays[0][:3, :4].ravel(), arrays[1][1:3, 2:6].ravel()]
-            np.testing.assert_array_equal(message, np.concatenate(expected))
-            assert (given.cuts() is given.cuts()) == kept
