@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, isqrt, prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from dask.array.core import Array
 
 from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.arguments import expected
+from dask_dgpu.batches.held import held, tasks_of
 from dask_dgpu.batches.notation import Lengths, Notation
 from dask_dgpu.batches.operations import Operation
 from dask_dgpu.batches.plan import Part
@@ -25,6 +27,7 @@ from dask_dgpu.batches.sources import (
     Shape,
     Slot,
     array_of,
+    largest_nbytes,
     regions,
 )
 
@@ -133,18 +136,13 @@ class Call(Request):
 
     @classmethod
     def planned(cls, request: Request) -> Call | None:
-        """Return the call, ``None`` if it cannot go in batches; raise as the operation does.
-
-        A call of Dask arrays is the graph that the operation makes of them.
-        """
+        """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
         operation, operands = request.operation, request.operands
         if operation.rule is None:
             return None
         values = request.values
         if operation.check is not None:
             operation.check(operands)
-        if any(isinstance(each.source, Array) for each in operands):
-            return None
         result = request.of([_placeholder(each) for each in operands])
         shapes = tuple(each.shape for each in operands)
         notation = operation.rule(Arguments(shapes, values, result.shape))
@@ -255,10 +253,27 @@ class Call(Request):
             workspace += once + nbytes  # blocks of other ranks
         found.append(Part("workspace", (), 1, workspace))
         if site.in_process:
-            reads = zip(self.operands, shapes, strict=True)
-            if beside := max((each.bytes_beside(shape) for each, shape in reads), default=0):
-                found.append(Part("chunks that are read", (), 1, beside))
+            found += self._read_parts(shapes)
         return tuple(found)
+
+    def _read_parts(self, shapes: Sequence[Shape]) -> Iterator[Part]:
+        """Yield what reading and computing operands takes beside their parts."""
+        reads = list(zip(self.operands, shapes, strict=True))
+        if chunks := max((each.bytes_beside(shape) for each, shape in reads), default=0):
+            yield Part("chunks that are read", (), 1, chunks)
+        copied = (_copied(x, shapes[at]) + nbytes for at, x, nbytes in self._computed)
+        if blocks := sum(copied):
+            yield Part("blocks of Dask arrays", (), 1, blocks)
+
+    @cached_property
+    def _computed(self) -> list[tuple[int, Array, int]]:
+        """The operands that threads compute, and the bytes that they hold meanwhile."""
+        found = []
+        for at, x in enumerate(each.source for each in self.operands):
+            if isinstance(x, Array):
+                usual = largest_nbytes(x.chunks, x.dtype.itemsize)
+                found.append((at, x, held(tasks_of(x), x, self.site.threads, usual).nbytes))
+        return [each for each in found if each[-1]]
 
     def peak(self, lengths: Lengths) -> int:
         """Return the bytes of all parts."""
@@ -296,6 +311,13 @@ class Call(Request):
 
     def _is_summed(self, lengths: Lengths) -> bool:
         return any(self.notation.count(each, lengths) > 1 for each in self.notation.contracted)
+
+
+def _copied(array: Array, shape: Shape) -> int:
+    """Return the bytes of the blocks from which a part of this shape is copied."""
+    pairs = zip(array.chunks, shape, strict=True)
+    spans = [min(sum(sizes), n + 2 * (max(sizes) - 1)) for sizes, n in pairs]
+    return prod(spans) * array.dtype.itemsize
 
 
 def _placeholder(operand: Operand) -> Array:

@@ -111,7 +111,8 @@ def run(
 
     A ``strategy`` of ``"matmul"`` holds for batches that have something to divide. As in
     :func:`matmul`, options need operands of one or two axes. A ``casting`` of a ufunc holds for
-    operands and for ``out``, as in NumPy. A call with a Dask array runs as one Dask graph.
+    operands and for ``out``, as in NumPy. A Dask array is computed part by part, with the work that
+    parts share, such as a sum before them: persist such an array first.
 
     Examples
     --------

@@ -77,6 +77,8 @@ class Here:
 
     def load(self, part: Any, chunks: Chunks) -> Array:
         """Return a view."""
+        if isinstance(part, Array):
+            return part.rechunk(chunks)
         blocks = {index: part[region] for index, region in regions(chunks)}
         return array_of(blocks, chunks, part.dtype)
 
@@ -188,7 +190,10 @@ class Cluster:
 
     def load(self, part: Any, chunks: Chunks) -> Array:
         """Send the blocks of a part; workers get even shares, in order."""
-        return self._dealt(part.__getitem__, chunks, part.dtype, self._module_for(part.nbytes))
+        module = self._module_for(part.nbytes)
+        if isinstance(part, Array):
+            return (part if module is np else part.to_backend("cupy")).rechunk(chunks)
+        return self._dealt(part.__getitem__, chunks, part.dtype, module)
 
     def spread(self, operand: Operand, chunks: Chunks) -> Array:
         """Read and send some blocks at a time, so that workers can spill them."""

@@ -70,7 +70,7 @@ class Operand:
         return self.read([(part.start, part.stop) for part in region])
 
     def read(self, spans: Sequence[Span]) -> Any:
-        """Return a part.
+        """Return a part, a NumPy array or a lazy Dask array.
 
         Spans that begin before an axis, or end beyond it, continue at its other end.
         """
@@ -78,11 +78,13 @@ class Operand:
             if lo < 0 or hi > size:
                 both = [(lo + size, size), (0, hi)] if lo < 0 else [(lo, size), (0, hi - size)]
                 parts = [self.read([*spans[:axis], part, *spans[axis + 1 :]]) for part in both]
-                return np.concatenate(parts, axis=axis)
+                join = da.concatenate if isinstance(self.source, Array) else np.concatenate
+                return join(parts, axis=axis)
         part = self.source[tuple(slice(lo, hi) for lo, hi in spans)]
         if isinstance(part, np.memmap):
             part = np.array(part, self.dtype)  # read now, not when it is computed
-        part = np.asarray(part)
+        elif not isinstance(part, Array):
+            part = np.asarray(part)
         return part if part.dtype == self.dtype else part.astype(self.dtype)
 
     def bytes_beside(self, shape: Sequence[int]) -> int:
@@ -91,7 +93,7 @@ class Operand:
         zarr decodes several chunks at a time, or shards if there are any, and HDF5 one.
         """
         nbytes = prod(shape) * self.dtype.itemsize
-        if not nbytes:
+        if isinstance(self.source, Array) or not nbytes:
             return 0
         cast = nbytes if getattr(self.source, "dtype", self.dtype) != self.dtype else 0
         chunk = self._chunk()
