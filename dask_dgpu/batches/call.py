@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, isqrt, prod
 from typing import Any
 
@@ -16,7 +16,7 @@ from dask_dgpu.algorithms.pencil_fft.plan import even_chunks
 from dask_dgpu.arguments import expected
 from dask_dgpu.batches.held import held, tasks_of
 from dask_dgpu.batches.notation import Lengths, Notation
-from dask_dgpu.batches.operations import Operation
+from dask_dgpu.batches.operations import Operation, of_nothing
 from dask_dgpu.batches.plan import Part
 from dask_dgpu.batches.rules import Arguments
 from dask_dgpu.batches.sinks import check_no_overlap, check_out
@@ -99,20 +99,28 @@ class Request:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def of(self, arrays: Sequence[Any]) -> Any:
-        """Return what the operation returns for arrays as operands."""
+    def of(self, arrays: Sequence[Any], function: Callable[..., Any] | None = None) -> Any:
+        """Return what the operation, or another function, returns for arrays as operands."""
 
         def filled(value: Any) -> Any:
             return arrays[value.at] if isinstance(value, Slot) else value
 
         options = {name: filled(value) for name, value in self.options.items()}
-        return self.operation.function(*map(filled, self.args), **options)
+        return (function or self.operation.function)(*map(filled, self.args), **options)
+
+    def check_casts(self, **out: Any) -> None:
+        """Raise NumPy's error if a ufunc's ``casting`` forbids the casts of its operands."""
+        ufunc = self.operation.ufunc
+        if ufunc is not None and "casting" in self.options:
+            empty = [np.empty(0, each.source.dtype) for each in self.operands]
+            self.of(empty, partial(of_nothing, ufunc, **out))
 
     def target(self, out: Any, shape: Shape, dtype: Any) -> Any:
         """Return the array for a result: ``out``, once it is checked, or a new one."""
         if out is None:
             return np.empty(shape, dtype)
         check_out(out, shape)
+        self.check_casts(out=np.empty(0, out.dtype))
         casting = self.options.get("casting") if self.operation.ufunc is not None else None
         if not np.can_cast(dtype, out.dtype, casting or "same_kind"):
             raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
@@ -143,6 +151,7 @@ class Call(Request):
         values = request.values
         if operation.check is not None:
             operation.check(operands)
+        request.check_casts()
         result = request.of([_placeholder(each) for each in operands])
         shapes = tuple(each.shape for each in operands)
         notation = operation.rule(Arguments(shapes, values, result.shape))

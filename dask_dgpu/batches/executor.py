@@ -20,7 +20,7 @@ from dask_dgpu.batches.call import Call, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import in_passes, plan_passes, targets
-from dask_dgpu.batches.sinks import Sink, Sum, temporary
+from dask_dgpu.batches.sinks import Sink, Sum, selected, temporary
 from dask_dgpu.batches.sites import Site
 from dask_dgpu.batches.whole import Whole
 from dask_dgpu.batches.windows import LostError
@@ -96,7 +96,9 @@ def compute(request: Request, room: float, out: Any, shared: Shared, *, progress
         plan = plan_passes(call.title, calls, room)
         _check_fits(plan)
         result = call.target(out, call.shape, call.dtype)
-        _execute_passes(calls, plan, result, shared, progress)
+        _execute_passes(
+            calls, plan, result if out is None else selected(call, out), shared, progress
+        )
     return result[()] if out is None and not result.shape else result
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
+from numbers import Number
 from typing import Any
 
 import dask.array as da
@@ -156,6 +157,7 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
     """Return a ufunc on Dask arrays that computes in its ``dtype``, with the casts of ``casting``.
 
     Dask only casts the result, knows no ``casting``, and has no clear errors for wrong dtypes.
+    Elements outside ``where`` mean nothing.
     """
 
     @wraps(ufunc)
@@ -163,15 +165,34 @@ def _of_ufunc(ufunc: np.ufunc) -> Callable[..., Any]:
         if len(args) != ufunc.nin:  # NumPy would write to the next one
             number = f"{ufunc.nin} positional argument{'s' if ufunc.nin > 1 else ''}"
             raise TypeError(f"expected {number} of {ufunc.__name__}, got {len(args)}")
-        if "where" in options:
-            raise TypeError(f"run computes {ufunc.__name__} of all elements; select with da.where")
-        dtype = ufunc(*map(_empty, args), **options).dtype  # raises NumPy's errors
-        if options.get("dtype") is None and "casting" not in options:
+        dtype = of_nothing(ufunc, *args, **options).dtype
+        if options.get("dtype") is None and not {"casting", "where"} & options.keys():
             options.pop("dtype", None)
             return ufunc(*args, **options)
-        return elemwise(partial(ufunc, **options), *args, dtype=dtype)
+        where = options.pop("where", True)
+        if where is True:
+            return elemwise(partial(ufunc, **options), *args, dtype=dtype)
+        return elemwise(partial(_of_selected, ufunc, **options), *args, where, dtype=dtype)
 
     return call
+
+
+def _of_selected(ufunc: np.ufunc, *blocks: Any, **options: Any) -> Any:
+    """Return a ufunc of blocks where the last, a mask, is true; other elements mean nothing.
+
+    Devices compute all elements, since CuPy's ufuncs know no ``where``.
+    """
+    *arrays, where = blocks
+    if all(isinstance(each, np.ndarray | np.generic | Number) for each in arrays):
+        return ufunc(*arrays, where=where, out=None, **options)
+    found = ufunc(*arrays, **options)
+    return np.broadcast_to(found, np.broadcast_shapes(found.shape, np.shape(where)))
+
+
+def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
+    """Return a ufunc of arrays of these dtypes, but without elements; raise NumPy's errors."""
+    options = {"out": None} | {name: _empty(each) for name, each in options.items()}
+    return ufunc(*map(_empty, args), **options)
 
 
 def _empty(value: Any) -> Any:

@@ -8,6 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from operator import itemgetter
@@ -25,9 +26,11 @@ from dask_dgpu.batches.notation import Span, Tile
 from dask_dgpu.batches.ring import pieces
 from dask_dgpu.batches.sources import (
     REFUSED,
+    Operand,
     Region,
     Room,
     Shape,
+    Slot,
     is_hdf5,
     is_zarr,
 )
@@ -36,7 +39,7 @@ from dask_dgpu.errors import DgpuError
 from graph_opt.model.layout import is_inexact
 
 if TYPE_CHECKING:
-    from dask_dgpu.batches.call import Call
+    from dask_dgpu.batches.call import Call, Request
 
 Blocks = Iterable[tuple[Region, Any]]
 Spans = tuple[Span, ...]
@@ -116,6 +119,34 @@ def temporary(shape: Shape, dtype: np.dtype[Any]) -> Any:
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk would kill this process later
         return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def selected(request: Request, out: Any) -> Any:
+    """Return ``out``, or what writes only the elements that a ufunc's ``where`` selects."""
+    where = request.options.get("where", True) if request.operation.ufunc is not None else True
+    if where is True:
+        return out
+    if isinstance(where, Slot):
+        return _Selected(out, request.operands[where.at])
+    mask = np.asarray(where, bool)
+    return _Selected(out, Operand("where", mask, mask.shape, mask.dtype))
+
+
+@dataclass(frozen=True)
+class _Selected:
+    """Writes parts of an array where a mask, broadcast to its shape, is true."""
+
+    out: Any
+    mask: Operand
+
+    def __setitem__(self, region: Region, block: Any) -> None:
+        shape = self.mask.shape
+        along = zip(region[len(region) - len(shape) :], shape, strict=True)
+        where = self.mask.read([(0, 1) if n == 1 else (at.start, at.stop) for at, n in along])
+        where = where.compute() if isinstance(where, Array) else where
+        part = np.array(self.out[region])
+        np.copyto(part, block, where=where, casting="unsafe")
+        self.out[region] = part
 
 
 class Sink:

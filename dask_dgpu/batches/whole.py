@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from dask.array.core import Array, normalize_chunks
+from dask.base import is_dask_collection
 from dask.core import flatten
 from dask.utils import disable_gc
 
@@ -18,6 +19,7 @@ from dask_dgpu.batches.call import Request
 from dask_dgpu.batches.held import Held, Tasks, held, read_again, tasks_of
 from dask_dgpu.batches.plan import Part, Plan
 from dask_dgpu.batches.planning import advice, predict, seconds_of
+from dask_dgpu.batches.sinks import selected
 from dask_dgpu.batches.sites import Cluster, Site
 from dask_dgpu.batches.sources import Chunks, Operand, Region, largest_nbytes
 
@@ -41,7 +43,7 @@ HELD = {True: 8, False: 32}
 
 @dataclass(frozen=True)
 class Whole:
-    """A request as one graph, with the ``result`` that its function returned.
+    """A request as one graph; ``result`` is no Dask array if the function computed at once.
 
     ``reads`` are the arrays of the graph whose tasks load blocks in this process, ``room`` the
     bytes of a device, and ``held`` those that threads of this process hold while they compute the
@@ -50,7 +52,7 @@ class Whole:
 
     request: Request
     room: float
-    result: Array
+    result: Any
     reads: tuple[Array, ...]
     tasks: Tasks
     held: Held
@@ -90,14 +92,16 @@ class Whole:
             largest = [max(sizes, default=0) for sizes in chunks]
             loading = max(loading, each.bytes_beside(largest))
         result = request.of(arrays)
-        if not isinstance(result, Array):
-            what = "a function that returns one Dask array"
+        if not (isinstance(result, Array) or _is_of_numbers(result)):
+            what = "a function that returns one array"
             got = f"one that returns {type(result).__name__}"
             raise TypeError(f"expected op to be {what}, got {got}")
         usual = sum(largest_nbytes(each.chunks, each.dtype.itemsize) for each in reads)
         tasks: Tasks = {}
         needs = Held()
-        if site.in_process:
+        if site.in_process and not isinstance(result, Array):
+            needs = Held(at_work=site.threads * HELD[True] * usual)
+        elif site.in_process:
             rule = (result, site.threads, usual, request.operation.beside, loading)
             with disable_gc(), small_steps(int(block)):  # our own operations expand to tasks
                 tasks = tasks_of(result)
@@ -110,8 +114,8 @@ class Whole:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the shape of the result is known before it is computed."""
-        return all(map(isfinite, self.result.shape))
+        """Whether the result is a graph of known shape."""
+        return isinstance(self.result, Array) and all(map(isfinite, self.result.shape))
 
     @property
     def is_small(self) -> bool:
@@ -179,17 +183,19 @@ class Whole:
         """
         request, result = self.request, self.result
         if self.is_lazy:
+            out = selected(request, target)
 
             def put(region: Region, block: Any) -> None:
                 declared = tuple(part.stop - part.start for part in region)
                 if np.shape(block) != declared:  # NumPy would broadcast it
                     raise ValueError(f"expected a block of shape {declared}, got {np.shape(block)}")
-                target[region] = block
+                out[region] = block
                 advance()
 
             request.site.store(result, put, self.tasks)
             return target
-        values = request.site.compute(result)
+        is_array = isinstance(result, Array)
+        values: Any = request.site.compute(result) if is_array else np.asarray(result)
         target = request.target(target, values.shape, values.dtype)
         target[...] = values
         return target
@@ -198,6 +204,13 @@ class Whole:
         """Free the operands that were sent, also if frames of an error hold them."""
         if isinstance(self.request.site, Cluster):
             self.request.site.client.cancel(list(self.reads))
+
+
+def _is_of_numbers(result: Any) -> bool:
+    """Whether a function returned a number or an array in place of a Dask array."""
+    if is_dask_collection(result) or isinstance(result, tuple | list | str | bytes):
+        return False
+    return np.asarray(result).dtype.kind != "O"
 
 
 def _chunks_of(operand: Operand, site: Site, block: float) -> Chunks:

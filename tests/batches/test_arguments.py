@@ -43,8 +43,7 @@ def same(call: Callable[..., Any], function: Any, *args: Any, **options: Any) ->
     try:
         expected = function(*args, **options)
     except Exception as error:
-        text = "expected out of a dtype" if "output from" in str(error) else re.escape(str(error))
-        with pytest.raises((type(error), TypeError), match=text):
+        with pytest.raises(type(error), match=re.escape(str(error))):
             call(function, *args, **options)
         return
     found = call(function, *args, **options)
@@ -78,7 +77,7 @@ def test_casts_to_out_are_those_of_numpy(casting: Any, dtype: Any) -> None:
         same(ours, partial(to_out, np.multiply), FLOATS, NUMBERS, casting=casting, dtype=dtype)
 
 
-@pytest.mark.parametrize("casting", CASTS[3:])
+@pytest.mark.parametrize("casting", CASTS)
 @pytest.mark.parametrize("dtype", [None, "f8", "f4"])
 def test_casts_from_another_byte_order_are_those_of_numpy(casting: Any, dtype: Any) -> None:
     options = {"casting": casting} | ({} if dtype is None else {"dtype": dtype})
@@ -94,13 +93,9 @@ def _run_lazily(function: Any, *args: Any, **options: Any) -> Any:
 
 
 def test_a_cast_that_numpy_refuses_has_no_plan() -> None:
-    with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
-        dgpu.plan("add", FLOATS, NUMBERS, casting="no")
-
-
-def test_ufuncs_compute_all_elements() -> None:
-    with pytest.raises(TypeError, match="run computes exp of all elements"):
-        dgpu.run("exp", FLOATS, where=FLOATS > 0)
+    for args in ((FLOATS, NUMBERS), (FLOATS, FLOATS.astype(FLOATS.dtype.newbyteorder()))):
+        with pytest.raises(TypeError, match="Cannot cast ufunc 'add' input 1 from"):
+            dgpu.plan("add", *args, casting="no")
 
 
 @pytest.mark.parametrize("op", [np.negative, np.hypot, "floor_divide"])

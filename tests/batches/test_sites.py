@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import psutil
 import pytest
 
 import dask_dgpu as dgpu
-from dask_dgpu.batches import sinks, sites
+from dask_dgpu.batches import operations, sinks, sites
 from dask_dgpu.batches.executor import Shared
 from dask_dgpu.batches.planning import advice
 from dask_dgpu.batches.sinks import check_no_overlap
 from dask_dgpu.batches.sites import opened
 from tests.batches.test_passes import LIMIT, PLANE, reference
 from tests.batches.test_run import A, close
+from tests.batches.test_selected import MASK
 from tests.support.memory import bounded
 
 
@@ -123,3 +125,26 @@ def test_a_batch_that_computes_may_run_out_of_memory(
     with bounded(20_000):
         assert dgpu.plan("roots", A).batches > 2
         close(dgpu.run("roots", A), np.sqrt(A))
+
+
+class Device(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array whose ufuncs know only the keywords of CuPy's."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        assert method == "__call__"
+        assert not options.keys() - {"out", "dtype", "casting"}
+        return ufunc(*(getattr(each, "values", each) for each in inputs), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "f4"}, {"casting": "unsafe"}])
+def test_blocks_on_devices(options: dict[str, Any]) -> None:
+    block = partial(operations._of_selected, np.add, **options)
+    for mask in (MASK, MASK[:, :1], False):
+        found = block(Device(A[:1]), 2, mask)
+        chosen = np.broadcast_to(mask, found.shape)
+        expected = np.add(A[:1], 2, dtype=options.get("dtype"))
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found[chosen], np.broadcast_to(expected, found.shape)[chosen])

@@ -57,6 +57,15 @@ def test_products_in_batches(client: Client, earlier: set[Any]) -> None:
     eventually(lambda: no_operands(client, earlier))
 
 
+def test_other_elements_stay(client: Client) -> None:
+    mask, out, expected = A > 0.5, np.full(A.shape, -7.0), np.full(A.shape, -7.0)
+    np.exp(A, out=expected, where=mask)
+    with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
+        assert dgpu.plan("exp", A, where=mask).batches > 1
+        dgpu.run("exp", A, where=mask, out=out)
+    np.testing.assert_allclose(out, expected, rtol=1e-14)
+
+
 def test_a_transform_in_passes(client: Client, earlier: set[Any]) -> None:
     with dgpu.enable(client, **SETTINGS, memory_limit="250 kiB", memory_safety_margin=0):
         plan = dgpu.plan("rfft2", A)
