@@ -25,7 +25,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
-from dask_dgpu.calls.jit import TRACED
+from dask_dgpu.calls.jit import TRACED, listed
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.optimizer import GraphOptimizer
 from dask_dgpu.planner.decisions import foregone, hindrance_of
@@ -206,12 +206,11 @@ class Program:
     @property
     def identity(self) -> Any:
         """All that it is made of; names stand for arrays."""
-        returned = self.returned if isinstance(self.returned, tuple | list) else [self.returned]
         return (
             *(self.launch.program.text[0], self.tokens, self.launch.names),
             *(tuple(self.scalars), tuple(self.given), type(self.returned)),
             tuple(each if isinstance(each, int) else each.name for each in self.inputs),
-            tuple(each.name for each in returned),
+            tuple(each.name for each in listed(self.returned)),
         )
 
     def stages(self, loop: Loop, owners: Places, members: tuple[str, ...]) -> Stages:
@@ -309,11 +308,11 @@ def _trace(
         raise NotOneProgramError(f"without values it fails: {error}") from error
     finally:
         TRACED.reset(before)
-    listed = list(returned) if isinstance(returned, tuple | list) else [returned]
-    if not listed or not all(isinstance(each, Array) for each in listed):
+    parts = listed(returned)
+    if not parts or not all(isinstance(each, Array) for each in parts):
         raise NotOneProgramError("it returns other things than Dask arrays")
     positions = {each.name: at for at, each in stand_ins.items()}
-    results = {each.name: each for each in listed if each.name not in positions}
+    results = {each.name: each for each in parts if each.name not in positions}
     graph = HighLevelGraph.merge(*(each.dask for each in results.values()))
     keys = [*flatten([each.__dask_keys__() for each in results.values()])]
     captured = {

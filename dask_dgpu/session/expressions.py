@@ -63,9 +63,7 @@ class Awaited(MetaPathFinder):
 
 
 def expression_patches() -> list[tuple[Any, str, Function]]:
-    """Return owner, name and replacement of each patched function, if dask_array is imported."""
-    if "dask_array" not in sys.modules:
-        return []
+    """Return owner, name and replacement of each patched function; dask_array is imported."""
     try:
         import dask_array
         from dask_array._collection import Array
