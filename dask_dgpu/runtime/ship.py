@@ -2,17 +2,15 @@
 
 An array whose dtype and shape both ranks know travels as it is, from device to device, and the host
 waits for nothing. So do known parts of reductions, as one message of arrays. The receiver of any
-other block does not know its size, so this has a header of fixed size: the sizes of its large
-arrays, and the pickled block without these. They follow, from device to device. Only what has too
-long a header is pickled as a whole, and follows as one array.
+other block does not know its size, so this has a header of fixed size. An array follows it, from
+device to device; anything else is pickled, in the header if it fits there.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -203,14 +201,19 @@ def _ship_any(
         ((source, HEADER) for _, source in shipping.expected),
     )
     opened = [pickle.loads(device.to_host(header).tobytes()) for header in headers]
-    sources = [source for _, source in shipping.expected]
     arrays = exchanged(
-        ((target, array) for target, _, arrays in packed for array in arrays),
-        ((at, size) for at, (sizes, _) in zip(sources, opened, strict=True) for size in sizes),
+        ((target, array) for target, _, array in packed),
+        ((source, size) for (_, source), (size, *_) in zip(shipping.expected, opened, strict=True)),
     )
-    rest = iter(arrays)
-    blocks = [_Unpacker(text, rest, device).load() for _, text in opened]
-    return dict(zip((block for block, _ in shipping.expected), blocks, strict=True))
+    found = {}
+    for (block, _), (_, form, text), array in zip(shipping.expected, opened, arrays, strict=True):
+        if form is None:
+            found[block] = pickle.loads(text or device.to_host(array).tobytes())
+        else:
+            on_host, shape, dtype = form
+            array = device.to_host(array) if on_host else array
+            found[block] = array.view(dtype).reshape(shape)
+    return found
 
 
 def _exchange(
@@ -222,43 +225,19 @@ def _exchange(
         comm.exchange(sends, receives).wait()
 
 
-def _packed(block: Any) -> tuple[Array, list[Array]]:
-    """Return the header of a block, and the arrays that follow it, both as bytes.
+def _packed(block: Any) -> tuple[Array, Array]:
+    """Return the header of a block, and what follows it, both as bytes.
 
-    The header has their sizes, and the pickled block without them, unless this is too long.
+    The header has the size of the latter, and the form of an array or a short pickle.
     """
-    packer = _Packer(block)
-    text, arrays = packer.file.getvalue(), packer.arrays
-    header = pickle.dumps(([array.size for array in arrays], text))
+    form, text, array = None, b"", np.empty(0, np.uint8)
+    if container_of(block) in CONTAINERS and not block.dtype.hasobject and block.nbytes > SMALL:
+        form = isinstance(block, np.ndarray), block.shape, block.dtype
+        array = contiguous(block).reshape(-1).view(np.uint8)
+    else:
+        text = pickle.dumps(block)
+    header = pickle.dumps((array.size, form, text))
     if len(header) > HEADER:
-        arrays = [np.frombuffer(pickle.dumps(block), np.uint8)]
-        header = pickle.dumps(([arrays[0].size], b""))
-    return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), arrays
-
-
-class _Packer(pickle.Pickler):
-    """Writes a block without its large arrays, and keeps these in order, as bytes."""
-
-    def __init__(self, block: Any) -> None:
-        self.file, self.arrays = io.BytesIO(), list[Array]()
-        super().__init__(self.file)
-        self.dump(block)
-
-    def persistent_id(self, obj: Any) -> tuple[bool, Any, Any] | None:
-        if container_of(obj) not in CONTAINERS or obj.dtype.hasobject or obj.nbytes <= SMALL:
-            return None
-        self.arrays.append(obj.ravel().view(np.uint8))
-        return isinstance(obj, np.ndarray), obj.shape, obj.dtype
-
-
-class _Unpacker(pickle.Unpickler):
-    """Reads a block whose arrays have come separately, in the same order, or as a whole."""
-
-    def __init__(self, text: bytes, arrays: Iterator[Array], device: Device) -> None:
-        super().__init__(io.BytesIO(text or device.to_host(next(arrays)).tobytes()))
-        self.arrays, self.device = arrays, device
-
-    def persistent_load(self, pid: Any) -> Array:
-        on_host, shape, dtype = pid
-        array = next(self.arrays)
-        return (self.device.to_host(array) if on_host else array).view(dtype).reshape(shape)
+        array = np.frombuffer(text or pickle.dumps(block), np.uint8)
+        header = pickle.dumps((array.size, None, b""))
+    return np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), array
