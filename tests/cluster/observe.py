@@ -46,7 +46,16 @@ def host(array: Any) -> np.ndarray[Any, Any]:
 
 def reports(client: Client) -> dict[str, Any]:
     def report(dask_worker: Any) -> Any:
-        return dask_worker.plugins[PLUGIN]._report()
+        plugin = dask_worker.plugins[PLUGIN]
+        member = plugin.member
+        return {
+            "running": plugin._report(),
+            "staged": len(plugin.staged),
+            "results": sum(map(len, plugin.results.copy().values())),
+            "epochs": sorted(member._comms),
+            "stores": sorted(member._stores),
+            "connected": member.connected,
+        }
 
     return client.run(report)
 

@@ -102,9 +102,9 @@ def test_tasks_submitted(client, x, y):
 
 def test_second_use_makes_no_communicator(client, x, y):
     (x @ y).compute()
-    before = {w: r["device"]["connected"] for w, r in reports(client).items()}
+    before = {w: r["connected"] for w, r in reports(client).items()}
     (y.T @ x.T).compute()
-    assert {w: r["device"]["connected"] for w, r in reports(client).items()} == before
+    assert {w: r["connected"] for w, r in reports(client).items()} == before
 
 
 @pytest.mark.slow

@@ -168,8 +168,7 @@ class Connections:
 
         async def report(member: str) -> Any:
             with suppress(Exception):  # any reason not to answer
-                answer = await asyncio.wait_for(self.client.rpc(member).dgpu_report(), seconds)
-                return answer["running"]
+                return await asyncio.wait_for(self.client.rpc(member).dgpu_report(), seconds)
 
         return await asyncio.gather(*map(report, self.members))
 

@@ -461,10 +461,9 @@ async def look(scheduler: Scheduler, run: Run, worker: str, limit: float) -> Rep
     if worker not in scheduler.workers:
         return None
     try:
-        answer = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
+        running = await asyncio.wait_for(scheduler.rpc(worker).dgpu_report(), limit)
     except Exception:  # any reason not to answer
         return None
-    running = answer["running"]
     for report in running:
         if (report["key"], report["run_id"]) == (run.key, run.run_id):
             # a worker runs its jobs in the order in which they were launched

@@ -423,17 +423,6 @@ class Member:
             self._stores[epoch] = Store(lambda key, value: share(epoch=epoch, key=key, value=value))
         return self._stores[epoch]
 
-    def describe(self) -> dict[str, Any]:
-        """Return what is known without the device."""
-        with self._lock:
-            epochs, stores = sorted(self._comms), sorted(self._stores)
-        return {
-            "kind": self.kind,
-            "epochs": epochs,
-            "stores": stores,
-            "connected": self.connected,
-        }
-
     def health(self) -> tuple[str, dict[str, str | None]]:
         """Return what :meth:`examine` does, and the versions of packages."""
         return self.examine(), installed_here()

@@ -235,15 +235,8 @@ class GangWorkerPlugin(WorkerPlugin):
         self.member.leave(epoch, reason)
         self._send("dgpu-broken", epoch=epoch, reason=reason)
 
-    def _report(self) -> dict[str, Any]:
-        return {
-            "device": self.member.describe(),
-            "running": [job.report for job in self.jobs.copy().values()],
-            "staged": len(self.staged),
-            "last_seconds": self.last_seconds,
-            "programs": len(self.programs),
-            "results": sum(map(len, self.results.copy().values())),
-        }
+    def _report(self) -> list[dict[str, Any]]:
+        return [job.report for job in self.jobs.copy().values()]
 
     async def _examine(self) -> tuple[str, dict[str, str | None]]:
         return await in_background(self.member.health)

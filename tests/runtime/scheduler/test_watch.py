@@ -28,11 +28,11 @@ class Scheduler:
         self.workers = answers
 
     def rpc(self, address: str) -> Any:
-        async def answer() -> dict[str, Any]:
+        async def answer() -> Any:
             found = self.workers[address]
             if isinstance(found, Exception):
                 raise found
-            return {"running": found}
+            return found
 
         return SimpleNamespace(dgpu_report=answer)
 
