@@ -25,7 +25,7 @@ from dask_dgpu.algorithms.redistribute.rank import redistribute_rank
 from dask_dgpu.algorithms.summa.choose import plan_summa
 from dask_dgpu.algorithms.summa.plan import Operand
 from dask_dgpu.algorithms.summa.rank import summa_rank
-from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Work
+from dask_dgpu.comm.protocol import Comm, Messages, Work
 from dask_dgpu.comm.timed import TimedComm
 from dask_dgpu.cost import overlap_benefit
 from dask_dgpu.kernels.device import HostDevice
@@ -82,10 +82,6 @@ class Slowed(TimedComm):
         """Exchange messages."""
         work = super().exchange(sends, recvs)
         return self._delayed(work, sum(buffer.nbytes for _, buffer in recvs))
-
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        """Exchange messages with all ranks."""
-        return self._delayed(super().all_to_all(out, out_counts, whole, in_counts), out.nbytes)
 
     def _delayed(self, work: Work, nbytes: int) -> Work:
         self.free = max(self.free, self.clock()) + nbytes / self.rate

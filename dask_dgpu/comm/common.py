@@ -153,16 +153,16 @@ def even_counts(total: int, parts: int) -> list[int]:
 def exchange(
     comm: Comm, out: Buffer, out_counts: Counts, inbox: Buffer, in_counts: Counts
 ) -> Work | None:
-    """Exchange messages in the order of ranks; ``None`` if this rank has none.
+    """Exchange parts of flat buffers, in the order of ranks; ``None`` if this rank has none.
 
-    Ranks without messages for each other do not wait for each other, unlike in an all-to-all.
-    Each sends to the next rank first and receives from the previous one first, so that they do not
-    all send to rank 0.
+    Counts are elements. Ranks without messages for each other do not wait for each other. Each
+    sends to the next rank first and receives from the previous one first, so that they do not all
+    send to rank 0. A rank may send to itself.
     """
 
     def messages(buffer: Buffer, counts: Counts, way: int) -> list[tuple[int, Buffer]]:
         stops = list(accumulate(counts))
-        peers = [(comm.rank + way * step) % comm.size for step in range(1, comm.size)]
+        peers = [(comm.rank + way * step) % comm.size for step in range(comm.size)]
         return [(p, buffer[stops[p] - counts[p] : stops[p]]) for p in peers if counts[p]]
 
     sends, receives = messages(out, out_counts, 1), messages(inbox, in_counts, -1)
@@ -184,23 +184,6 @@ def check_peers(peers: Sequence[int], size: int) -> None:
     for peer in peers:
         if not 0 <= peer < size:
             raise ValueError(f"expected a rank from 0 to {size - 1}, got {peer}")
-
-
-def check_all_to_all(
-    out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts, rank: int, size: int
-) -> None:
-    """Refuse counts that do not fit the buffers or the number of ranks."""
-    if whole.dtype != out.dtype:
-        raise ValueError(f"expected buffers of one dtype, got {whole.dtype} and {out.dtype}")
-    for buffer, counts in ((out, out_counts), (whole, in_counts)):
-        if len(counts) != size or min(counts) < 0:
-            raise ValueError(f"expected a count for each of {size} ranks, got {list(counts)}")
-        if sum(counts) != buffer.size:
-            raise ValueError(f"expected counts of {buffer.size} elements in all, got {sum(counts)}")
-    if out_counts[rank] != in_counts[rank]:
-        raise ValueError(
-            f"rank {rank} sends itself {in_counts[rank]} elements, receives {out_counts[rank]}"
-        )
 
 
 def check_reduction(buffer: Buffer, op: Reduction) -> None:

@@ -18,15 +18,13 @@ from typing import Any, TypeVar, cast
 
 from dask_dgpu.comm.common import (
     Lifetime,
-    check_all_to_all,
     check_peers,
     check_reduction,
     flat,
-    pieces,
     reduce_parts,
     settle,
 )
-from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
+from dask_dgpu.comm.protocol import Buffer, Messages, Reduction, Window, Work
 from dask_dgpu.errors import CommAbortedError, CommError
 
 T = TypeVar("T")
@@ -145,11 +143,6 @@ class LocalComm:
 
         what = ("all_reduce", op, buffer.size)
         return self._collect(what, flat(buffer), finish)
-
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-        sends = list(enumerate(pieces(flat(whole), in_counts)))
-        return self.exchange(sends, list(enumerate(pieces(flat(out), out_counts))))
 
     def barrier(self) -> None:
         self._collect(("barrier",), None, lambda given: None).wait()

@@ -33,7 +33,6 @@ import numpy as np
 from dask_dgpu.comm.common import (
     Lifetime,
     as_bytes,
-    check_all_to_all,
     check_peers,
     check_reduction,
     even_counts,
@@ -42,7 +41,7 @@ from dask_dgpu.comm.common import (
     pieces,
     reduce_parts,
 )
-from dask_dgpu.comm.protocol import Buffer, Counts, Messages, Reduction, Window, Work
+from dask_dgpu.comm.protocol import Buffer, Messages, Reduction, Window, Work
 from dask_dgpu.errors import CommError
 
 # Up to this many bytes one round of whole buffers is faster than two rounds of pieces.
@@ -184,11 +183,6 @@ class PointToPointComm(ABC):
         check_reduction(buffer, op)
         nbytes = self.size * buffer.nbytes if buffer.nbytes <= _ONE_ROUND else None
         return self._start("all_reduce", self._all_reduce(flat(buffer), op), nbytes)
-
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-        steps = self._swap(pieces(flat(out), out_counts), pieces(flat(whole), in_counts))
-        return self._start("all_to_all", steps, out.nbytes + whole.nbytes)
 
     def barrier(self) -> None:
         one = np.zeros(1, np.uint8)

@@ -90,13 +90,6 @@ class Comm(Protocol):
         The sum of bool is "or". Complex numbers have no minimum and no maximum.
         """
 
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        """Send ``in_counts[q]`` elements of flat ``whole`` to each rank q, in order of the ranks.
-
-        Write the ``out_counts[q]`` received elements of each to ``out``, in that order too. The
-        buffers have one dtype. Counts may be uneven and zero.
-        """
-
     def barrier(self) -> None:
         """Return when every rank has called this; raise as :meth:`Work.wait` does."""
 

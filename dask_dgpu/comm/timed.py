@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from dask_dgpu.comm.common import even_counts
-from dask_dgpu.comm.protocol import Buffer, Comm, Counts, Messages, Reduction, Window, Work
+from dask_dgpu.comm.protocol import Buffer, Comm, Messages, Reduction, Window, Work
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -93,11 +93,6 @@ class TimedComm:
         work = self.start(self._comm.all_reduce, buffer, op)
         mine = even_counts(buffer.size, self.size)[self.rank]
         self.sent_bytes += (buffer.size + (self.size - 2) * mine) * buffer.itemsize
-        return work
-
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        work = self.start(self._comm.all_to_all, out, out_counts, whole, in_counts)
-        self.sent_bytes += (sum(in_counts) - in_counts[self.rank]) * whole.itemsize
         return work
 
     def barrier(self) -> None:

@@ -256,20 +256,21 @@ def check_memory_is_own(problem: Problem, blocks: list[Array]) -> None:
 
 def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
     moving = sum(moves(step) for step in schedule(plan, rank))
-    layers = plan.mesh[2] > 1
+    layers = plan.mesh[2] > 1 and rank in plan.positions
+    layers = layers and all(start < stop for start, stop in plan.rectangle(rank))
     if plan.one_sided and plan.a.dtype == plan.b.dtype == plan.accumulator:
         reads = sum(len(pieces) for step in schedule(plan, rank) for pieces in step.receives)
-        wanted = Counter({"window": 1, "get": reads, "close": 1, "all_to_all": layers})
+        wanted = Counter({"window": 1, "get": reads, "close": 1, "exchange": layers})
         sent = 0
         pieces = [
             piece for step in schedule(plan, rank) for each in step.receives for piece in each
         ]
         received = sum(piece.nbytes for piece in pieces)
     else:
-        wanted = Counter({"exchange": moving, "all_to_all": layers})
+        wanted = Counter({"exchange": moving + layers})
         sent, received = (sum(step[way][rank] for step in traffic(plan)) for way in (0, 1))
     assert ledger.calls == +wanted
-    if layers and rank in plan.positions:
+    if layers:
         (r0, r1), (c0, c1) = plan.rectangle(rank)
         mine = kept(plan, rank)
         sent += (r1 - r0) * (c1 - c0) * np.dtype(plan.accumulator).itemsize - mine

@@ -57,7 +57,10 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.kernels.sums.host",
         "dask_dgpu.runtime.plans",
     },
-    "tests/comm/cases.py": {"dask_dgpu.comm.point_to_point.PointToPointComm"},
+    "tests/comm/cases.py": {
+        "dask_dgpu.comm.common.exchange",
+        "dask_dgpu.comm.point_to_point.PointToPointComm",
+    },
     "tests/comm/processes.py": {"dask_dgpu.comm.sockets"},
     "tests/comm/transports.py": {
         "dask_dgpu.comm.bootstrap.connect",

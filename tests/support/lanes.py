@@ -150,11 +150,6 @@ class LaneComm:
     def all_reduce(self, buffer: Array, op: Any = "sum") -> Any:
         return self._started(self.inner.all_reduce, buffer, op, [buffer])
 
-    def all_to_all(self, out: Array, counts: Any, whole: Array, others: Any) -> Any:
-        for buffer in (out, whole):
-            self.device.reads(buffer)
-        return self.inner.all_to_all(out, counts, whole, others)
-
     def window(self, buffers: Sequence[Array]) -> Any:
         return LaneWindow(self.inner.window(buffers), self.device, buffers)
 

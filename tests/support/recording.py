@@ -75,21 +75,6 @@ class RecordingComm:
         self._record("all_reduce", mine + theirs, mine + theirs)
         return work
 
-    def all_to_all(
-        self,
-        out: Buffer,
-        out_counts: Sequence[int],
-        whole: Buffer,
-        in_counts: Sequence[int],
-    ) -> Work:
-        work = self.inner.all_to_all(out, out_counts, whole, in_counts)
-        self._record(
-            "all_to_all",
-            [(peer, n * whole.itemsize) for peer, n in enumerate(in_counts)],
-            [(peer, n * out.itemsize) for peer, n in enumerate(out_counts)],
-        )
-        return work
-
     def barrier(self) -> None:
         self.inner.barrier()
         self._record("barrier", [], [])

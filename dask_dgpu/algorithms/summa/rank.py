@@ -427,7 +427,9 @@ def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
         inbox = device.empty(sum(receives), plan.accumulator)
         for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
             np.copyto(out[start : start + len(part)], part)
-        comm.all_to_all(inbox, receives, out, sends).wait()
+        work = exchange(comm, out, sends, inbox, receives)
+        if work is not None:
+            work.wait()
         stops = list(accumulate(receives))
         total, *others = (inbox[stops[p] - receives[p] : stops[p]] for p in peers)
         for other in others:

@@ -33,18 +33,15 @@ import torch.distributed
 from dask_dgpu.comm.common import (
     Lifetime,
     as_bytes,
-    check_all_to_all,
     check_peers,
     check_reduction,
     flat,
     own_messages,
-    pieces,
     reduce_parts,
 )
 from dask_dgpu.comm.nccl.window import Mappings, open_window
 from dask_dgpu.comm.protocol import (
     Buffer,
-    Counts,
     Messages,
     Recording,
     Reduction,
@@ -147,15 +144,6 @@ class NcclComm:
             "all_reduce",
             lambda: self._group.allreduce([self._tensor(given[0])], options),
             given,
-        )
-
-    def all_to_all(self, out: Buffer, out_counts: Counts, whole: Buffer, in_counts: Counts) -> Work:
-        check_all_to_all(out, out_counts, whole, in_counts, self.rank, self.size)
-        # torch's alltoall_base is one group of sends and receives too; this one omits empty
-        # messages and our own piece.
-        return self.exchange(
-            list(enumerate(pieces(flat(whole), in_counts))),
-            list(enumerate(pieces(flat(out), out_counts))),
         )
 
     def barrier(self) -> None:
