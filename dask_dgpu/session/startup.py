@@ -1,8 +1,11 @@
-"""Starting a cluster on this machine."""
+"""Starting a cluster on this machine; errors name the missing workers and the cause."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +14,7 @@ import dask
 
 from dask_dgpu.arguments import check_choice, expected, integer, suggestion
 from dask_dgpu.environment.facts import current_client
-from dask_dgpu.environment.gpus import pool_bytes, read_memory, visible_gpus
+from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visible_gpus
 from dask_dgpu.environment.settings import SHORT, keywords, read
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session.collector import collect_less_often
@@ -23,8 +26,11 @@ if TYPE_CHECKING:
 
 BACKEND = "array.backend"
 
-LATE_SECONDS = 30
+LATE_SECONDS = 30.0
 """How long workers may be missing after the cluster reports that it has started."""
+
+INTERVAL = 0.1
+"""Seconds between two looks at the list of workers."""
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
@@ -120,18 +126,19 @@ def start(
     if not gpus and cluster_kwargs.get("processes", True):
         cluster_kwargs.setdefault("worker_class", KeepingNanny)
     earlier = current_client()
-    cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
-    client = OwningClient(cluster)
-    try:
-        require_workers(client, len(cluster.plan))
-        enabled = enable(client, device="cuda" if gpus else "cpu", **settings)
-        backend = dask.config.get(BACKEND, None) if gpus else None
-        client.undo = partial(_undo_start, enabled, backend, collect_less_often())
-        if isinstance(earlier, OwningClient):
-            earlier.later = client
-    except BaseException:
-        client.close()
-        raise
+    with explained(gpus) as errors:
+        cluster = ClusterType(n_workers=n_workers, **cluster_kwargs)
+        client = OwningClient(cluster)
+        try:
+            require_workers(client, cluster.plan, gpus, errors)
+            enabled = enable(client, device="cuda" if gpus else "cpu", **settings)
+            backend = dask.config.get(BACKEND, None) if gpus else None
+            client.undo = partial(_undo_start, enabled, backend, collect_less_often())
+            if isinstance(earlier, OwningClient):
+                earlier.later = client
+        except BaseException:
+            client.close()
+            raise
     if gpus:
         dask.config.set({BACKEND: "dgpu"})
     return client
@@ -193,13 +200,82 @@ def check_options(options: Mapping[str, Any], *classes: type) -> None:
             )
 
 
-def require_workers(client: Client, wanted: int, patience: int = LATE_SECONDS) -> None:
-    """Wait for so many workers; raise :class:`DgpuError` if one is missing after ``patience``."""
+@contextmanager
+def explained(gpus: Sequence[str]) -> Iterator[list[str]]:
+    """Collect the errors that nannies log about workers that fail to start; yield them.
+
+    With GPUs, any error becomes a :class:`DgpuError` with the free memory of each GPU.
+    """
+    collector = _Errors()
+    nannies = logging.getLogger("distributed.nanny")
+    nannies.addHandler(collector)
     try:
-        client.wait_for_workers(wanted, timeout=patience)
-    except TimeoutError as error:
-        found = len(client.scheduler_info(n_workers=-1)["workers"])
+        yield collector.errors
+    except DgpuError:
+        raise
+    except Exception as error:
+        if not gpus:
+            raise
         raise DgpuError(
-            f"{wanted - found} of {wanted} workers did not start within {patience} s; "
-            "distributed.nanny has logged why"
+            f"a worker on the GPUs could not start: {type(error).__name__}: {error}"
+            + _free(read_memory(gpus))
         ) from error
+    finally:
+        nannies.removeHandler(collector)
+
+
+def require_workers(
+    client: Client,
+    names: Collection[Any],
+    gpus: Sequence[str],
+    errors: Sequence[str],
+    patience: float = LATE_SECONDS,
+) -> None:
+    """Wait for the workers of these names.
+
+    If one is still missing after ``patience`` seconds, raise a :class:`DgpuError` with the worker,
+    its GPU and the known errors.
+    """
+    wanted = set(map(str, names))
+    deadline = time.monotonic() + patience
+    while missing := wanted - _names(client):
+        if time.monotonic() > deadline:
+            raise DgpuError(missing_text(missing, len(wanted), gpus, errors))
+        time.sleep(INTERVAL)
+
+
+def missing_text(
+    missing: Collection[str], wanted: int, gpus: Sequence[str], errors: Sequence[str]
+) -> str:
+    """Return the message about workers that did not start; dask-cuda names one after its GPU."""
+    names = sorted(missing)
+    what = "on GPU " if gpus else ""
+    text = f"{len(names)} of {wanted} workers did not start: {what}{', '.join(names)}"
+    if errors:
+        text += f" ({'; '.join(dict.fromkeys(errors))})"
+    memories: list[GpuMemory] = []
+    with suppress(Exception):  # the driver may fail too; the message is still useful
+        memories = read_memory([name for name in names if name in gpus])
+    return text + _free(memories)
+
+
+def _free(memories: Sequence[GpuMemory]) -> str:
+    return f"; {' and '.join(map(str, memories))} now" if memories else ""
+
+
+def _names(client: Client) -> set[str]:
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    return {str(worker["name"]) for worker in workers}
+
+
+class _Errors(logging.Handler):
+    """Collects the exceptions of log records."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.errors: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self.errors.append(f"{type(error).__name__}: {error}")

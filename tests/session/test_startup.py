@@ -19,7 +19,7 @@ from dask_dgpu.environment.gpus import GpuMemory, pool_bytes, read_memory, visib
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.session import enable, startup
 from dask_dgpu.session.guard import require_main_guard
-from dask_dgpu.session.startup import cuda_options, require_workers
+from dask_dgpu.session.startup import cuda_options, explained, missing_text, require_workers
 
 GIB = 1 << 30
 
@@ -122,18 +122,50 @@ def test_options_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda_options(["0"], {})["rmm_pool_size"] == startup.DEFAULT_POOL
 
 
+def test_a_worker_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 79, 1, 79, 0.5)
+    error = "MemoryError: std::bad_alloc: out_of_memory"
+    assert missing_text({"3", "1"}, 4, ["0", "1", "2", "3"], [error, error]) == (
+        f"2 of 4 workers did not start: on GPU 1, 3 ({error}); GPU 1 has 1.00 GiB of 80.00 GiB "
+        "free and GPU 3 has 512.00 MiB of 80.00 GiB free now"
+    )
+    assert missing_text({"0"}, 2, (), []) == "1 of 2 workers did not start: 0"
+
+
+def test_errors_of_nannies_are_collected(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("distributed.nanny")
+    with caplog.at_level(logging.ERROR, logger.name), explained(()) as errors:
+        try:
+            raise MemoryError("no pool")
+        except MemoryError:
+            logger.exception("Failed to start process")
+        logger.error("without an exception")
+    assert errors == ["MemoryError: no pool"]
+    with pytest.raises(OSError, match="no port"), explained(()):
+        raise OSError("no port")
+
+
+def test_a_cluster_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, 79, 1)
+    message = r"a worker on the GPUs could not start: MemoryError: no pool; GPU 0 has .* GPU 1 has"
+    with pytest.raises(DgpuError, match=message), explained(["0", "1"]):
+        raise MemoryError("no pool")
+    with pytest.raises(DgpuError, match=r"^as it is$"), explained(["0"]):
+        raise DgpuError("as it is")
+
+
 @pytest.mark.slow
 def test_fewer_workers_than_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with (
         LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
-        require_workers(client, 2)
+        require_workers(client, cluster.plan, (), [])
         with caplog.at_level(logging.WARNING, logger="dask_dgpu"), dgpu.enable(client):
             assert not [each for each in caplog.records if each.name == enable.__name__]
         cluster.worker_spec["gone"] = cluster.worker_spec[0]
-        with pytest.raises(DgpuError, match="1 of 3 workers did not start within 1 s; "):
-            require_workers(client, 3, patience=1)
+        with pytest.raises(DgpuError, match="1 of 3 workers did not start: gone"):
+            require_workers(client, cluster.plan, (), [], patience=0)
         with caplog.at_level(logging.WARNING, logger="dask_dgpu"), dgpu.enable(client):
             pass
         (line,) = (each.getMessage() for each in caplog.records if each.name == enable.__name__)
@@ -203,6 +235,19 @@ def test_start_where_no_memory_is_left() -> None:
     finally:
         done.set()
         process.join(60)
+
+
+@pytest.mark.multigpu
+def test_start_names_the_worker_whose_pool_is_too_large() -> None:
+    first = read_memory(visible_gpus())[0]
+    message = rf"(on GPU {first.name}|on the GPUs could not start).*free"
+    with pytest.raises(DgpuError, match=message):
+        dgpu.start(
+            n_workers=1,
+            rmm_pool_size=2 * first.total,
+            rmm_allocator_external_lib_list="cupy",
+            dashboard_address=":0",
+        )
 
 
 def _hold(share: float, held: Any, done: Any) -> None:
