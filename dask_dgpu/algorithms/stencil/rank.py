@@ -13,7 +13,8 @@ that needs no ghost cells; of the first few sweeps if one pass of the device com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from dask_dgpu.algorithms import Array, Blocks, Progress, no_progress
 from dask_dgpu.algorithms.halo.plan import HaloPlan, plan_halo
@@ -78,9 +79,11 @@ class Tiles:
             for boundary in plan.task.boundary
         )
         self.added: Storage | None = None
+        self._known: dict[Any, Any] = {}  # recorded sweeps of the device
         self._planned: dict[int, Passes] = {}
         with device.computing():
             self.now, self.then = self._buffer(), self._buffer()
+            self._first = self.now
             self.now.fill_rims()
             self.then.fill_rims()
 
@@ -135,32 +138,43 @@ class Tiles:
                     self._sweep(index, regions, measured)
         self._finish(start)
         with self.device.computing():
-            self._rest(passes, change)
+            if change is None and self.constant_rims:
+                key, work = (start is self._first, sweeps), partial(self._rest, passes)
+                turned = self.device.again(self._known, key, work)
+            else:
+                turned = self._rest(passes, change)
+        if turned:
+            self._swap()
 
     def measure(self, change: Array) -> None:
         """Add the sum of the squares of the changes of a sweep to ``change``."""
         self.advance(1, change)
         self._swap()
 
-    def _rest(self, passes: Passes, change: Array | None) -> None:
-        """Sweep the parts that need ghost cells."""
-        self._rims_again(self.now)
-        if self.now.exchange.travels:
-            measured = None if passes.rest else change
-            for index, parts in passes.late.items():
-                for regions in parts:
-                    self._sweep(index, regions, measured)
-            self._swap()
-            if passes.rest:
-                self._rims_again(self.now)
-        for left, made in zip(reversed(range(len(passes.rest))), passes.rest, strict=True):
-            turned = False
-            for index, regions in made.items():
-                turned = self._sweep(index, regions, None if left else change)
-            if turned:
+    def _rest(self, passes: Passes, change: Array | None = None) -> bool:
+        """Sweep the parts that need ghost cells; return whether ``then`` has the result."""
+        start, following = self.now, self.then
+        try:
+            self._rims_again(start)
+            if start.exchange.travels:
+                measured = None if passes.rest else change
+                for index, parts in passes.late.items():
+                    for regions in parts:
+                        self._sweep(index, regions, measured)
                 self._swap()
-            if left:
-                self._rims_again(self.now)
+                if passes.rest:
+                    self._rims_again(self.now)
+            for left, made in zip(reversed(range(len(passes.rest))), passes.rest, strict=True):
+                turned = False
+                for index, regions in made.items():
+                    turned = self._sweep(index, regions, None if left else change)
+                if turned:
+                    self._swap()
+                if left:
+                    self._rims_again(self.now)
+            return self.now is not start
+        finally:  # so that it can be repeated
+            self.now, self.then = start, following
 
     def _passes(self, sweeps: int) -> Passes:
         """Return the passes after an exchange for a number of sweeps."""

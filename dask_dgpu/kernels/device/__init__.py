@@ -7,10 +7,10 @@ device, and events order them, never the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from dask_dgpu.kernels.device.sequences import Sequences
 
 Array = Any
 Mark = Any
+T = TypeVar("T")
 
 NOTHING = nullcontext()
 
@@ -56,6 +57,14 @@ class Device:
     def owns(self, array: Array) -> bool:
         """Whether an array is writable and its memory invisible to other libraries."""
         return type(array) is np.ndarray and array.flags.owndata and array.flags.writeable
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        """Repeat work in the same memory on the current lane, if possible as a recording.
+
+        Recordings are ``known`` as long as the memory. Work with the same key has the same launches
+        and result. It issues kernels and nothing else, and may be skipped if the key is known.
+        """
+        return work()
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Apply a function to independent items on the compute lane.

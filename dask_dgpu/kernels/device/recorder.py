@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import cupy
 
 from dask_dgpu.kernels.device.cuda import CudaDevice
 
 Array = Any
+T = TypeVar("T")
 
 
 class Recorder(CudaDevice):
@@ -41,6 +42,9 @@ class Recorder(CudaDevice):
             stream.synchronize()
         self.kept.append(there)
         return there
+
+    def again(self, known: dict[Hashable, Any], key: Hashable, work: Callable[[], T]) -> T:
+        return work()
 
     def each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         with self._compute:

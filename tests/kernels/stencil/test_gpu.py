@@ -24,12 +24,20 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(("size", "rows"), [(1, 1), (3, 3), (3, 1)])
-def test_many_sweeps(size: int, rows: int) -> None:
-    """Also by a rank that has no tile."""
+def test_launches_are_replayed(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a rank that has no tile, whose recording is empty."""
     import cupy
 
-    from dask_dgpu.kernels.device.cuda import CudaDevice
+    from dask_dgpu.kernels.device import cuda
 
+    replays: list[Any] = []
+
+    class Noted(cuda.Replay):
+        def __init__(self) -> None:
+            super().__init__()
+            replays.append(self)
+
+    monkeypatch.setattr(cuda, "Replay", Noted)
     tiles, taps = even_tiles((40, 33), (rows, 1)), Taps.of(HEAT)
     task = StencilTask("float64", taps, (0.0, "periodic"), 60)
     plan = SweepPlan(tiles, tiles, task, size, 6)
@@ -37,7 +45,7 @@ def test_many_sweeps(size: int, rows: int) -> None:
     every = blocks_of(whole, tiles)
 
     def rank_program(comm: Comm) -> Any:
-        device = CudaDevice()
+        device = cuda.CudaDevice()
         mine = {index: cupy.asarray(every[index]) for index in tiles.owned(comm.rank)}
         device.begin()
         made = stencil_rank(plan, comm, device, mine)
@@ -48,6 +56,8 @@ def test_many_sweeps(size: int, rows: int) -> None:
     for made in run_local(size, rank_program):
         for index, block in made.items():
             np.testing.assert_allclose(block, wanted[index], rtol=0, atol=1e-12)
+    assert len(replays) <= 2 * size  # for either buffer
+    assert all(replay.recorded for replay in replays)
 
 
 @pytest.mark.parametrize("held", [False, True])
