@@ -2,7 +2,8 @@
 
 An empty program, also pipelined; a product of 64 x 64; and ten steps of conjugate gradients with
 one number read in each, and by ``while_loop``. As unmodified code also with two numbers read.
-Beside them NumPy, and JAX if it can be imported: one process each, without a cluster.
+Beside them NumPy, and JAX if it can be imported: one process each, without a cluster. And Ray, if
+it can be imported: actors that each keep a block, called one by one or as a compiled graph.
 """
 
 from __future__ import annotations
@@ -133,6 +134,45 @@ def measure(
         report.add(f"{STEPS} steps, two numbers, {way}", found, n=SIDE)
 
 
+def measure_ray(report: Report, repetitions: int) -> None:
+    """Take the figures of an empty program by actors of Ray."""
+    import ray
+    from ray.dag import InputNode, MultiOutputNode
+
+    class Rank:
+        """Keeps a block."""
+
+        def __init__(self) -> None:
+            self.block = np.zeros(1)
+
+        def add(self, step: int) -> np.ndarray:
+            """Return the next block."""
+            self.block = self.block + step
+            return self.block
+
+    ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False)
+    ranks = [ray.remote(Rank).remote() for _ in range(WORKERS)]
+
+    def call(count: int) -> None:
+        results = [[each.add.remote(1) for each in ranks] for _ in range(count)]
+        ray.get(results[-1])
+
+    found = seconds(call, repetitions, lambda: 1)
+    report.add("empty, ray", found, ray=ray.__version__)
+    several = seconds(call, max(1, repetitions // 10), lambda: PIPELINED)
+    calls = [each / PIPELINED for each in several]
+    report.add("empty, pipelined, ray", calls, ray=ray.__version__)
+    with InputNode() as step:
+        graph = MultiOutputNode([each.add.bind(step) for each in ranks])
+    compiled = graph.experimental_compile(_submit_timeout=60)
+    found = seconds(
+        lambda step: ray.get(compiled.execute(step), timeout=60), repetitions, lambda: 1
+    )
+    report.add("empty, compiled graph, ray", found, ray=ray.__version__)
+    compiled.teardown()
+    ray.shutdown()
+
+
 def main() -> None:
     """Take all figures."""
     given: argparse.Namespace = options(__doc__, OUT).parse_args()
@@ -152,6 +192,8 @@ def main() -> None:
 
         jax.config.update("jax_enable_x64", True)
         measure(report, "jax", jax.jit, repetitions, jax.numpy.asarray)
+    if find_spec("ray") is not None:
+        measure_ray(report, repetitions)
     report.print()
 
 
