@@ -94,6 +94,26 @@ def test_inside_larger_graphs(client, x, y, on_device):
         np.testing.assert_array_equal(host(result), wanted)
 
 
+@pytest.mark.parametrize("inputs", ["new", "in memory", "under way"])
+def test_two_numbers_of_one_compute_are_one_gang(client, on_device, inputs):
+    square = A[:40, :40] / 100
+    a, r, w = on_device(square, 17), on_device(A[0, :40], 17), on_device(A[1, :40], 17)
+    r_host, w_host = A[0, :40], A[1, :40]
+    if inputs == "in memory":
+        r, w = dask.persist(r, w)
+        wait([r, w])
+    before = launched_runs(client)
+    if inputs == "under way":
+        before += 2
+        r = (a @ r).persist()
+        w = (a @ r).persist()
+        r_host = square @ r_host
+        w_host = square @ r_host
+    found = dask.compute((r * r).sum(), (r * w).sum())
+    np.testing.assert_allclose(list(map(float, found)), [r_host @ r_host, r_host @ w_host])
+    assert launched_runs(client) == before + 1
+
+
 def test_tasks_submitted(client, x, y):
     z, tasks, blocks, ranks = counted(client, da.matmul, x, y)
     assert blocks < tasks <= blocks + 2 * ranks + 2
