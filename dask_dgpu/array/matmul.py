@@ -38,11 +38,9 @@ from dask_dgpu.array.chunks import any_chunks
 from dask_dgpu.kinds import of_either_kind
 from dask_dgpu.optimizer import enabled_optimizer
 from graph_opt.dask_graph.layers import array_of, deferred
+from graph_opt.dask_graph.products import MATMUL
 from graph_opt.model.layout import CONTAINERS
 from graph_opt.pieces.matmul import MatmulPiece
-
-MATMUL = da.matmul
-"""Dask's own function: settings may replace it."""
 
 
 @of_either_kind

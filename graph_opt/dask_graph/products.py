@@ -17,16 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import dask.array as da
 import numpy as np
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from graph_opt.dask_graph.internals import (
     ONE_VALUE,
+    Alias,
     _chunk_sum,
     _matmul,
     _tensordot,
     chunk_einsum,
     getitem,
 )
+from graph_opt.dask_graph.layers import array_of
 from graph_opt.dask_graph.parse import (
     ArrayGraph,
     array_operands,
@@ -40,6 +45,9 @@ from graph_opt.model.layout import ArrayNode, Declined
 from graph_opt.model.subscripts import REPEATED, Subscripts
 from graph_opt.pieces.contract import ContractPiece
 from graph_opt.pieces.matmul import MATRICES, MatmulPiece, ProductPiece
+
+MATMUL = da.matmul
+"""Dask's own function: settings may replace it."""
 
 SUMS: Mapping[Any, tuple[Any, ...]] = {
     _matmul: (_chunk_sum, getitem),
@@ -202,3 +210,36 @@ def _inner_chunks(left: ArrayNode, right: ArrayNode, axes: tuple[int, int]) -> t
     if reduced or (not any(map(math.isnan, others)) and sizes != others):
         return (cast(int, math.nan),) * len(sizes)
     return sizes
+
+
+def with_plain(graph: HighLevelGraph, piece: ProductPiece) -> HighLevelGraph:
+    """Add a product by plain Dask to a graph, with a last layer of the name of the output."""
+    product, name = _plain(piece), piece.output.name
+    blocks = {(name, *at): Alias((name, *at), (product.name, *at)) for at in piece.output.indices}
+    layers = {**product.dask.layers, name: MaterializedLayer(blocks)}
+    needed = {**product.dask.dependencies, name: {product.name}}
+    return HighLevelGraph({**graph.layers, **layers}, {**graph.dependencies, **needed})
+
+
+def _plain(piece: ProductPiece) -> Array:
+    """Return the same product by plain Dask, with all blocks of the output."""
+    left, right = (_operand(piece, which) for which in (0, 1))
+    if not isinstance(piece, ContractPiece):
+        product: Array = MATMUL(left, right)
+        return product
+    subscripts = piece.subscripts
+    left, right = (
+        operand[tuple(0 if each == REPEATED else slice(None) for each in letters)]
+        for operand, letters in ((left, subscripts.left), (right, subscripts.right))
+    )
+    contraction: Array = da.einsum(str(subscripts).replace(REPEATED, ""), left, right)
+    return contraction
+
+
+def _operand(piece: ProductPiece, which: int) -> Array:
+    """Return an operand for plain Dask: without its graph, and only with multiplied blocks."""
+    x, axis = array_of(piece.inputs[which]), piece.contracted[which]
+    if piece.depth is None:
+        return x
+    found: Array = x.blocks[(*(slice(None),) * axis, [*piece.depth])]
+    return found

@@ -44,6 +44,7 @@ from graph_opt.dask_graph.parse import (
     unsupported,
 )
 from graph_opt.dask_graph.plain import Plain
+from graph_opt.dask_graph.products import with_plain
 from graph_opt.dask_graph.recipes import recipe_of
 from graph_opt.dask_graph.rules import find
 from graph_opt.dask_graph.words import steps_of, word_of
@@ -55,7 +56,7 @@ from graph_opt.model.piece import Blockwork, Piece, Region
 from graph_opt.model.reader import OPTED_OUT, Key, Matches, PlainLayer, Step
 from graph_opt.model.recipe import Recipe
 from graph_opt.passes import depth_first, name_of
-from graph_opt.pieces.matmul import TERM
+from graph_opt.pieces.matmul import TERM, ProductPiece
 
 CREATES = "creates blocks"
 NO_RULE = "no rule knows it"
@@ -253,10 +254,11 @@ class LayerReader(_Layers):
             found[name] = operation
         return found
 
-    def fallback(self, region: Region, *, travels: bool) -> Plain | None:
-        if region.term_of is not None:  # Dask has no tasks for a term
-            return None
-        return Plain.of(self.source, region, travels=travels)
+    def fallback(self, region: Region, *, travels: bool) -> Plain:
+        graph, piece = self.source, region.members[0]
+        if region.term_of is not None and isinstance(piece, ProductPiece):
+            graph = with_plain(graph, piece)
+        return Plain.of(graph, region, travels=travels)
 
 
 def received(

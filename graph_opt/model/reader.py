@@ -177,10 +177,7 @@ class Reader(Layers, Protocol):
         """
 
     def fallback(self, region: Region, *, travels: bool) -> Any:
-        """Return the user's own tasks for a region, which are pickled if they travel.
-
-        ``None`` if there are none, as for a term of a product.
-        """
+        """Return the user's own tasks for a region, which are pickled if they travel."""
 
 
 OPTED_OUT = "dask.annotate(dgpu=False)"

@@ -204,6 +204,13 @@ SUMS: dict[str, tuple[Callable[[Blocks], da.Array], Any, int]] = {
 """Products with one block as their result, and the number of blocks along the sum."""
 
 
+def undeclared(x: Any, chunks: Any) -> da.Array:
+    """Return an array whose blocks have fewer elements along the sum than Dask declares."""
+    axis = next(k for k, (n, size) in enumerate(zip(x.shape, chunks, strict=True)) if n > size > 1)
+    every_other = (*(slice(None),) * axis, slice(None, None, 2))
+    return da.from_array(x, chunks=chunks).map_blocks(lambda block: block[every_other])
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("form", SUMS)
 def test_a_sum_has_terms(form: str, ranks: int, programs: list[Any]) -> None:
@@ -224,6 +231,19 @@ def test_empty_blocks_along_a_sum(inner: tuple[int, ...], share: float) -> None:
     room = int(share_of(x @ x.T, 1) * share)
     with dgpu.enable(local_ranks=1, memory_limit=room, regions=False, **ALWAYS):
         close((x @ x.T).compute(scheduler="sync"), TALL @ TALL.T)
+
+
+@pytest.mark.parametrize("form", SUMS)
+def test_terms_of_undeclared_blocks_are_left_to_dask(form: str) -> None:
+    make, whole, _ = SUMS[form]
+    z, settings = make(undeclared), ALWAYS | {"on_error": "fallback"}
+    wanted = z.compute(scheduler="sync")
+    assert abs(wanted - whole).max() > 1
+    room = int(share_of(z, 1) * 0.75)
+    with dgpu.enable(local_ranks=1, memory_limit=room, regions=False, **settings):
+        assert dgpu.explain(z).regions[0][1].parts > 1
+        with pytest.warns(UserWarning, match="left a gang to Dask"):
+            close(z.compute(scheduler="sync"), wanted)
 
 
 T = RNG.random((22, 35, 26))
