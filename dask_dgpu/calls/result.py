@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import count
+from threading import Thread
 from typing import Any
 
 import numpy as np
 from dask.array.core import Array
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed.client import FutureCancelledError
+from distributed.client import Future, FutureCancelledError
 
 from dask_dgpu.calls.jit import listed
 from dask_dgpu.calls.ranks.calls import Ranks
@@ -61,6 +63,8 @@ class Result(Array):
             getattr(each, "status", "") in LOST for each in graph.layers.get(self.name, {}).values()
         )
         if graph is None or lost:
+            if self.held.ranks.is_on_loop:
+                return self._pending()
             futures = self.held.ranks.publish(self.held, self)
             layers = {self.name: MaterializedLayer(futures)}
             graph = HighLevelGraph(layers, {self.name: set()})
@@ -72,6 +76,32 @@ class Result(Array):
     @dask.setter
     def dask(self, graph: HighLevelGraph) -> None:
         vars(self)["_graph"] = graph
+
+    def _pending(self) -> HighLevelGraph:
+        """Return the graph with futures that a thread finishes.
+
+        :func:`distributed.wait` and others ask for it on the event loop, which must not wait.
+        """
+        graph: HighLevelGraph | None = vars(self).get("_awaited")
+        if graph is None:
+            client: Any = self.held.ranks.client
+            futures: dict[Any, Any] = {
+                key: Future(key, client) for key in flatten(self.__dask_keys__())
+            }
+
+            def publish() -> None:
+                try:
+                    _ = self.dask
+                except Exception as error:
+                    for key in futures:
+                        client.loop.add_callback(client.futures[key].set_error, error, None)
+                finally:
+                    del vars(self)["_awaited"]
+
+            layers = {self.name: MaterializedLayer(futures)}
+            graph = vars(self)["_awaited"] = HighLevelGraph(layers, {self.name: set()})
+            Thread(target=publish, name="dgpu-publish", daemon=True).start()
+        return graph
 
     def compute(self, **kwargs: Any) -> Any:
         """Return the value; of a small result at once, as soon as the call has ended."""

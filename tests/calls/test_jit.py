@@ -12,7 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, futures_of, wait
 
 import dask_dgpu as dgpu
 from tests.cluster.observe import eventually, host
@@ -142,6 +142,23 @@ def test_results_in_graphs(client: Client, placed: da.Array) -> None:
         found = other.get_dataset("x")
         np.testing.assert_allclose(host(other.compute(found, sync=True)), a + 1)
     client.unpublish_dataset("x")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_waits_for_results(client: Client, placed: da.Array, known: bool) -> None:
+    """Dask asks for futures on its event loop, which has to go on."""
+    step = dgpu.jit(lambda x: x + 1)
+    x, y = step(placed), step(placed)
+    if known:
+        assert len(y.dask) == placed.npartitions
+    done, others = wait([x, y])
+    assert {each.status for each in done} == {"finished"}
+    assert not others
+    assert {type(each) for each in client.gather(futures_of(x))} == {type(placed._meta)}
+    np.testing.assert_allclose(host((x - y + 1).sum().compute()), placed.size)
+    failed, _ = wait(dgpu.jit(lambda x: x.map_blocks(fail, meta=x._meta))(x))
+    assert {each.status for each in failed} == {"error"}
+    assert isinstance(next(iter(failed)).exception(), ArithmeticError)
 
 
 def test_memory_is_freed(client: Client, placed: da.Array) -> None:

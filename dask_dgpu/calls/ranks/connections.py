@@ -92,6 +92,14 @@ class Connections:
 
     # of any thread
 
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether this thread runs the client's event loop, and so must not wait for it."""
+        try:
+            return asyncio.get_running_loop() is self._asyncio
+        except RuntimeError:
+            return False
+
     def free(self, number: int) -> None:
         """Free an array on the ranks soon."""
         self._freed.append(number)
