@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -311,10 +311,9 @@ class _Panel:
         return group, slice(columns.start - start, columns.stop - start)
 
     def multiply(self, strips: list[_Strip], step: int, known: Known | None) -> None:
-        """Add the product to strips of C."""
-        for strip in strips:
-            for out, a, b in self._products(strip, step, known):
-                gemm.accumulate(out, a, b)
+        """Add the product to strips of C; products of different strips are independent."""
+        for products in zip_longest(*(self._products(each, step, known) for each in strips)):
+            gemm.accumulate_group([*filter(None, products)])
 
     def _products(
         self, strip: _Strip, step: int, known: Known | None

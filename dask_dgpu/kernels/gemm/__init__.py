@@ -5,7 +5,7 @@ Factors are read where they lie: transposed, or parts of larger arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,6 +68,28 @@ def accumulate(out: Array, a: Array, b: Array) -> None:
         from dask_dgpu.kernels.gemm.cuda import accumulate_cuda
 
         accumulate_cuda(out, *(each.astype(out.dtype, copy=False) for each in (a, b)))
+
+
+def accumulate_group(products: Sequence[tuple[Array, Array, Array]]) -> None:
+    """Add ``a @ b`` to ``out`` for each ``(out, a, b)``, as :func:`accumulate` for each.
+
+    Parameters
+    ----------
+    products : sequence of tuple
+        Arrays of one device. No two of ``out`` share memory.
+
+    Notes
+    -----
+    cuBLAS multiplies small blocks of one shape in one launch: a launch takes longer than such a
+    product. Large ones are launched alone, because cuBLAS splits only these over the whole GPU, and
+    so are products with a vector, for which it has a quicker routine.
+    """
+    if len(products) > 1 and not isinstance(products[0][0], np.ndarray):
+        from dask_dgpu.kernels.gemm.cuda import accumulate_batches
+
+        products = accumulate_batches(products)
+    for product in products:
+        accumulate(*product)
 
 
 def accumulate_stack(out: Array, a: Array, b: Array) -> None:

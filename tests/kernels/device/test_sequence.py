@@ -163,8 +163,7 @@ def test_products_are_recorded(
 
     def product(inner: Any, arrays: list[Any]) -> Any:
         out = inner.zeros((m, 2 * n), dtype)
-        for half in (out[:, :n], out[:, n:]):
-            gemm.accumulate(half, arrays[0], b)
+        gemm.accumulate_group([(out[:, :n], arrays[0], b), (out[:, n:], arrays[0], b)])
         return {"value": out}
 
     wanted = a.get() @ b.get()

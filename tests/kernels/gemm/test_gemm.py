@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_dgpu.kernels.gemm import SMALL_BYTES, accumulate, accumulate_stack, host
+from dask_dgpu.kernels.gemm import SMALL_BYTES, accumulate, accumulate_group, accumulate_stack, host
 
 Array = Any
 
@@ -142,3 +142,16 @@ def test_other_threads_run_during_a_product() -> None:
     thread.join()
     longest = np.diff([begin, *(at for at in times if begin < at < stop), stop]).max()
     assert longest < 0.7 * (stop - begin)
+
+
+def test_products_of_a_group_are_added() -> None:
+    rng = np.random.default_rng(3)
+    shapes = [(3, 4, 5), (3, 4, 5), (1, 4, 2), (0, 2, 3), (2, 0, 3)]
+    products = [
+        (np.ones((m, n)), rng.integers(-3, 4, (m, k)) * 1.0, rng.integers(-3, 4, (k, n)) * 1.0)
+        for m, k, n in shapes
+    ]
+    accumulate_group(products)
+    accumulate_group([])
+    for out, a, b in products:
+        np.testing.assert_array_equal(out, 1 + a @ b)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dask_dgpu as dgpu
+from tests.array.matmul.test_gpu import numbers
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +28,33 @@ def keep_busy() -> None:
     busy = cupy.ones((4096, 4096), "float32")
     for _ in range(20):
         busy = busy @ busy * np.float32(1 / 4096)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_small_products_of_one_shape_are_one_launch(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+
+    from dask_dgpu.kernels import gemm
+    from dask_dgpu.kernels.gemm import cuda
+
+    called: list[str] = []
+    call = cuda.call_cublas
+
+    def noted(routine: str, *arguments: Any) -> None:
+        called.append(routine)
+        call(routine, *arguments)
+
+    monkeypatch.setattr(cuda, "call_cublas", noted)
+    a = [cupy.asarray(numbers((7, 5), dtype, at)) for at in range(6)]
+    wide = cupy.asarray(numbers((5, 12), dtype, 9))
+    b = [wide[:, 2:5], wide[:, 2:5], wide[:, 1:4], wide.T[2:5].T, wide[:, ::4], wide[:, 2:6]]
+    outs = [cupy.full((7, each.shape[1]), 2, dtype) for each in b]
+    gemm.accumulate_group(list(zip(outs, a, b, strict=True)))
+    assert called == ["gemmBatched"] * 3  # views, a copy, another shape
+    for out, left, right in zip(outs, a, b, strict=True):
+        assert (out == left @ right + 2).all()
 
 
 @pytest.mark.parametrize("view", [False, True])
