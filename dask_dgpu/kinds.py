@@ -39,10 +39,10 @@ def as_expressions(value: Any) -> Any:
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
-    found = list(map(function, value))
-    if all(map(lambda new, old: new is old, found, value)):
+    values = list(map(function, value))
+    if all(map(lambda new, old: new is old, values, value)):
         return value
-    return value._make(found) if hasattr(value, "_make") else type(value)(found)
+    return value._make(values) if hasattr(value, "_make") else type(value)(values)
 
 
 def of_either_kind(function: Function) -> Function:

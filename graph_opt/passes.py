@@ -52,12 +52,12 @@ def partition(
     order = depth_first(graph.dependencies)
     requested = by_name(graph.keys)
     levels = _levels(graph, order, members, requested)
-    found = []
+    regions = []
     for component in _connected(graph, order, levels, members):
         names = _without_streams(component, graph, pieces)
         if names and not (pieces.isdisjoint(names) and skipped(names)):
-            found.append(region_of(names, graph, requested))
-    return found
+            regions.append(region_of(names, graph, requested))
+    return regions
 
 
 def _levels(
@@ -163,16 +163,16 @@ def together(regions: Sequence[Region], needed: Needed) -> list[list[Region]]:
     ``needed`` are the layers that each layer reads.
     Regions with functions of users stay alone: these take unknown time, and may fail.
     """
-    found: list[list[Region]] = []
-    for at, region in enumerate(regions):
-        others = [*found, *([each] for each in regions[at + 1 :])]
-        for group in found:
+    groups: list[list[Region]] = []
+    for i, region in enumerate(regions):
+        others = [*groups, *([region] for region in regions[i + 1 :])]
+        for group in groups:
             if _share(group, region) and not _depend([*group, region], others, needed):
                 group.append(region)
                 break
         else:
-            found.append([region])
-    return found
+            groups.append([region])
+    return groups
 
 
 def joined(regions: Sequence[Region]) -> Region:
@@ -210,7 +210,7 @@ def _depend(some: Sequence[Region], groups: Iterable[Sequence[Region]], needed: 
             return True
         names = homes.get(name, {name})
         known |= names
-        waiting |= set(chain.from_iterable(needed[each] for each in names)) - known
+        waiting |= set(chain.from_iterable(needed[name] for name in names)) - known
     return False
 
 
@@ -243,10 +243,10 @@ def in_order(needs: Mapping[Key, Collection[Key]]) -> list[Key]:
 
 def by_name(keys: Collection[Key]) -> defaultdict[str, set[Key]]:
     """Group keys by the name of their array."""
-    found: defaultdict[str, set[Key]] = defaultdict(set)
+    grouped: defaultdict[str, set[Key]] = defaultdict(set)
     for key in keys:
-        found[key[0] if isinstance(key, tuple) else key].add(key)
-    return found
+        grouped[key[0] if isinstance(key, tuple) else key].add(key)
+    return grouped
 
 
 def name_of(key: Key) -> str:

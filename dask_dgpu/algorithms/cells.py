@@ -163,10 +163,10 @@ def indices_at(places: Ints, grid: tuple[int, ...]) -> list[Index]:
 
 def values_at(columns: Iterable[Sequence[int] | Ints], index: Ints) -> Ints:
     """Return the value of each axis' column at each index: (indices, axes)."""
-    found = np.empty(index.shape, np.int64)
+    values = np.empty(index.shape, np.int64)
     for k, column in enumerate(columns):
-        found[:, k] = np.asarray(column, np.int64)[index[:, k]]
-    return found
+        values[:, k] = np.asarray(column, np.int64)[index[:, k]]
+    return values
 
 
 def table_of(rows: Ints, columns: Ints, weights: Ints, shape: Index) -> Ints:

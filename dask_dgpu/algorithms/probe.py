@@ -49,13 +49,13 @@ def products(dtype: str, comm: Comm, device: Device, hosts: Hosts = ()) -> Figur
     side = SIDE[device.kind]
     rows = BLOCK_BYTES[device.kind] // (side * np.dtype(dtype).itemsize)
     shapes = {"square": (side, side, side), "tall": (rows, side, NARROW), "vector": (rows, side, 1)}
-    found = {}
+    rates = {}
     for name, (m, k, n) in shapes.items():
         a, b, out = (_filled(device, shape, dtype) for shape in ((m, k), (k, n), (m, n)))
         runs = 1 if name == "square" else RUNS[device.kind]
         seconds = _local(comm, device, partial(gemm.accumulate, out, a, b), runs)
-        found[f"{dtype}.{name}"] = 2 * m * k * n / seconds
-    return found
+        rates[f"{dtype}.{name}"] = 2 * m * k * n / seconds
+    return rates
 
 
 def memory(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
@@ -105,8 +105,8 @@ def exchange(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:
 
 def _within(comm: Comm, device: Device, ranks: Sequence[int], most: int) -> Figures:
     """Return the bytes per second from these ranks, of which this is one, if there are others."""
-    found = _received(comm, device, [rank for rank in ranks if rank != comm.rank], most)
-    return {"bandwidth": found} if len(ranks) > 1 else {}
+    rate = _received(comm, device, [rank for rank in ranks if rank != comm.rank], most)
+    return {"bandwidth": rate} if len(ranks) > 1 else {}
 
 
 def _latency(comm: Comm, device: Device) -> float:
@@ -204,7 +204,7 @@ def _best(
 
     A repetition has at least so many ``runs``, and takes at least so many seconds.
     """
-    found = []
+    times = []
     for _ in range(1 + REPETITIONS):
         comm.barrier()
         device.synchronize()
@@ -214,5 +214,5 @@ def _best(
                 work()
                 done += 1
         device.synchronize()
-        found.append((perf_counter() - begin) / done)
-    return min(found[1:])
+        times.append((perf_counter() - begin) / done)
+    return min(times[1:])

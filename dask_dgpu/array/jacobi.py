@@ -219,8 +219,8 @@ def _outcome_of(u: Array) -> Outcome | None:
 
         futures = futures_of(u)
     if not futures:
-        found: Outcome | None = dict(tasks.details.copy()).get(u.name)
-        return found
+        outcome: Outcome | None = dict(tasks.details.copy()).get(u.name)
+        return outcome
     wait(futures)
     for future in futures:
         if future.status != "finished":

@@ -190,8 +190,10 @@ def _product(a: Array, b: Array, options: Options, *, forced: bool) -> Array:
         ),
         _expand,
     )
-    found: Array = result[(slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)]
-    return found
+    product: Array = result[
+        (slice(None) if a.ndim == 2 else 0), (slice(None) if b.ndim == 2 else 0)
+    ]
+    return product
 
 
 def _threshold(value: Any, wire_dtype: WireDtype | None) -> SparseThreshold:

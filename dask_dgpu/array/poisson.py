@@ -132,7 +132,7 @@ def _transforms(
         forward.append(Transform(FORWARD[each], axis, n))
         norm = "backward" if each == "periodic" else "forward"
         backward.append(Transform(BACKWARD[each], axis, n, norm))
-    periodic = [axis for axis, each in enumerate(boundaries) if each == "periodic"]
+    periodic = [axis for axis, boundary in enumerate(boundaries) if boundary == "periodic"]
     if periodic and x.dtype.kind != "c":
         # the first transform, so preferably along an axis that is one chunk
         first = max(periodic, key=lambda axis: (len(x.chunks[axis]) == 1, axis))

@@ -118,17 +118,17 @@ def shard_map(
     def call(*arrays: Any) -> Array:
         if not arrays:
             raise ValueError(f"expected at least 1 array for {name}, got 0")
-        given = [as_array(f"array {at}", each) for at, each in enumerate(arrays)]
+        given = [as_array(f"array {i}", array) for i, array in enumerate(arrays)]
         axes = (every,) * len(given) if along is None else along
         if len(axes) != len(given):
             raise ValueError(f"expected {len(axes)} arrays, one for each of in_, got {len(given)}")
         checked = []
-        for at, (x, where) in enumerate(zip(given, axes, strict=True)):
-            check_chunk_sizes(f"array {at}", x)
-            check_dtype(f"array {at}", x, what="numbers or bools")
-            check_container(f"array {at}", x)
+        for i, (x, where) in enumerate(zip(given, axes, strict=True)):
+            check_chunk_sizes(f"array {i}", x)
+            check_dtype(f"array {i}", x, what="numbers or bools")
+            check_container(f"array {i}", x)
             if not x.ndim:
-                raise ValueError(f"expected array {at} with at least 1 axis, got 0")
+                raise ValueError(f"expected array {i} with at least 1 axis, got 0")
             checked.append(_existing("in_", where, x.ndim))
         task = ShardMapTask(text, name, tuple(checked), axis)
         ends: tuple[Cuts, ...] = tuple((0, n) for n in shape)
@@ -224,11 +224,11 @@ def run_threads(*blocks: Block, task: ShardMapTask, cuts: tuple[Cuts, ...], resu
         local = []
         for block, axis, layout in zip(blocks, task.axes, layouts, strict=True):
             place = place_of(axis, block.ndim, comm.rank)
-            ends = (each[at : at + 2] for each, at in zip(layout.cuts, place, strict=True))
-            local.append(block[tuple(slice(*each) for each in ends)])
+            ends = (cut[at : at + 2] for cut, at in zip(layout.cuts, place, strict=True))
+            local.append(block[tuple(slice(*end) for end in ends)])
         shape = whole.block_shape(place_of(task.axis, whole.ndim, comm.rank))
         ranks = ShardComm(comm, functools.partial(np.asarray, like=blocks[0]))
         return called(task, ranks, local, shape, result)
 
-    found = run_local(size, on_rank)
-    return found[0] if task.axis is None else np.concatenate(found, axis=task.axis)
+    results = run_local(size, on_rank)
+    return results[0] if task.axis is None else np.concatenate(results, axis=task.axis)

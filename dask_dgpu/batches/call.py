@@ -65,17 +65,17 @@ class Request:
         plain: set[str] = set()
         if (count := operation.arrays) is not None and operation.ufunc is None:
             plain |= {*list(inspect.signature(operation.function).parameters)[count:]}
-            plain |= {f"arrays[{at}]" for at in range(count, len(args))}
+            plain |= {f"arrays[{i}]" for i in range(count, len(args))}
         operands: list[Operand] = []
 
         def slot(name: str, value: Any) -> Any:
-            found = None if name in plain else make(name, value)
-            if found is None:
+            operand = None if name in plain else make(name, value)
+            if operand is None:
                 return value
-            operands.append(found)
+            operands.append(operand)
             return Slot(len(operands) - 1)
 
-        positional = tuple(slot(f"arrays[{at}]", value) for at, value in enumerate(args))
+        positional = tuple(slot(f"arrays[{i}]", value) for i, value in enumerate(args))
         named = {name: slot(name, value) for name, value in options.items()}
         if not operands:
             expected("arrays", "at least one array with axes", tuple(args), TypeError)
@@ -90,7 +90,7 @@ class Request:
     def values(self) -> dict[str, Any]:
         """The arguments by name, those of ufuncs by number."""
         if self.operation.ufunc is not None:
-            return {str(at): value for at, value in enumerate(self.args)} | dict(self.options)
+            return {str(i): value for i, value in enumerate(self.args)} | dict(self.options)
         signature = inspect.signature(self.operation.function)
         try:
             bound = signature.bind(*self.args, **self.options)
@@ -112,7 +112,7 @@ class Request:
         """Raise NumPy's error if a ufunc's ``casting`` forbids the casts of its operands."""
         ufunc = self.operation.ufunc
         if ufunc is not None and "casting" in self.options:
-            empty = [np.empty(0, each.source.dtype) for each in self.operands]
+            empty = [np.empty(0, operand.source.dtype) for operand in self.operands]
             self.of(empty, partial(of_nothing, ufunc, **out))
 
     def target(self, out: Any, shape: Shape, dtype: Any) -> Any:
@@ -124,7 +124,7 @@ class Request:
         casting = self.options.get("casting") if self.operation.ufunc is not None else None
         if not np.can_cast(dtype, out.dtype, casting or "same_kind"):
             raise TypeError(f"expected out of a dtype that can hold {dtype}, got {out.dtype}")
-        named = {f"arrays[{at}]": value for at, value in enumerate(self.args)} | dict(self.options)
+        named = {f"arrays[{i}]": value for i, value in enumerate(self.args)} | dict(self.options)
         read = {
             name: self.operands[value.at].source if isinstance(value, Slot) else value
             for name, value in named.items()
@@ -134,7 +134,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Call(Request):
+class BatchCall(Request):
     """A call of an operation that has index notation."""
 
     notation: Notation
@@ -143,7 +143,7 @@ class Call(Request):
     temporaries: int
 
     @classmethod
-    def planned(cls, request: Request) -> Call | None:
+    def planned(cls, request: Request) -> BatchCall | None:
         """Return the call, ``None`` if it cannot go in batches; raise as the operation does."""
         operation, operands = request.operation, request.operands
         if operation.rule is None:
@@ -152,8 +152,8 @@ class Call(Request):
         if operation.check is not None:
             operation.check(operands)
         request.check_casts()
-        result = request.of([_placeholder(each) for each in operands])
-        shapes = tuple(each.shape for each in operands)
+        result = request.of([_placeholder(operand) for operand in operands])
+        shapes = tuple(operand.shape for operand in operands)
         notation = operation.rule(Arguments(shapes, values, result.shape))
         if notation is None:
             return None
@@ -164,7 +164,7 @@ class Call(Request):
         own = (notation, result.shape, result.dtype, max(0, temporaries))
         return cls(operation, request.args, request.options, operands, request.site, *own)
 
-    def reading(self, source: Any) -> Call:
+    def reading(self, source: Any) -> BatchCall:
         """Return the call with another array as its only operand."""
         return replace(self, operands=(replace(self.operands[0], source=source),))
 
@@ -174,13 +174,13 @@ class Call(Request):
         Operands with a label in common have equal chunks along it. Of the others each rank of a
         cluster gets an even share.
         """
-        counts, found = self._counts(shapes), []
+        counts, parts = self._counts(shapes), []
         for axes, shape in zip(self.notation.inputs, shapes, strict=True):
             each = [counts.get(label, 1) for label in axes]
             if not counts.keys() & axes:
                 each[shape.index(max(shape))] = self.site.ranks
-            found.append(tuple(map(even_chunks, shape, each)))
-        return tuple(found)
+            parts.append(tuple(map(even_chunks, shape, each)))
+        return tuple(parts)
 
     def _counts(self, shapes: Sequence[Shape]) -> dict[int | None, int]:
         """Return the number of chunks along labels: of a mesh, or along the one best divided."""
@@ -191,7 +191,7 @@ class Call(Request):
         every = {at: n for axes, shape in pairs for at, n in zip(axes, shape, strict=True)}
         axes, shape = max(pairs, key=lambda each: prod(each[1]))
         sizes = {label: every[label] for label in axes if label is not None}
-        itemsize = max(each.dtype.itemsize for each in self.operands)
+        itemsize = max(operand.dtype.itemsize for operand in self.operands)
         parts = min(MOST_PIECES, max(1, ceil(prod(shape) * itemsize / PIECE)))
         wanted = parts if site.in_process else site.ranks
         enough = {label: size for label, size in sizes.items() if size >= wanted}
@@ -216,8 +216,8 @@ class Call(Request):
         """Return the result of the largest batch, without data."""
         shapes = self.part_shapes(lengths)
         arrays = [
-            _without_data(each.dtype, chunks)
-            for each, chunks in zip(self.operands, self.chunks(shapes), strict=True)
+            _without_data(operand.dtype, chunks)
+            for operand, chunks in zip(self.operands, self.chunks(shapes), strict=True)
         ]
         result: Array = self.of(arrays)
         if self.adds_on_devices and self._is_summed(lengths):
@@ -233,37 +233,37 @@ class Call(Request):
         notation, site = self.notation, self.site
         shapes = self.part_shapes(lengths)
         chunks = self.chunks(shapes)
-        found: list[Part] = []
+        parts: list[Part] = []
         once = block = 0
-        for at, (each, shape) in enumerate(zip(self.operands, shapes, strict=True)):
-            copies = COPIES if notation.moves(at, lengths) else 1
-            count = prod(map(len, chunks[at]))
+        for i, (each, shape) in enumerate(zip(self.operands, shapes, strict=True)):
+            copies = COPIES if notation.moves(i, lengths) else 1
+            count = prod(map(len, chunks[i]))
             nbytes = -(-prod(shape) * each.dtype.itemsize // min(site.ranks, count))
-            found.append(Part(each.name, shape, copies, copies * nbytes))
+            parts.append(Part(each.name, shape, copies, copies * nbytes))
             once += nbytes
-            block = max(block, prod(map(max, chunks[at])) * each.dtype.itemsize)
+            block = max(block, prod(map(max, chunks[i])) * each.dtype.itemsize)
         shape = notation.part_shape(notation.output, self.shape, lengths, halo=False)
         copies = COPIES if notation.batches(lengths) > 1 else 1
         whole = prod(shape) * self.dtype.itemsize
         nbytes = -(-whole // min(site.ranks, max(1, prod(shape))))
-        found.append(Part("result", shape, copies, copies * nbytes))
+        parts.append(Part("result", shape, copies, copies * nbytes))
         if site.in_process and self._is_summed(lengths):
             wide = 2 if self.dtype.itemsize == 2 else 1  # half precision is added in single
-            found.append(Part("partial results", shape, 2, 2 * nbytes * wide))
+            parts.append(Part("partial results", shape, 2, 2 * nbytes * wide))
         counts, axes = self._counts(shapes), zip(notation.output, shape, strict=True)
         largest = -(-whole // prod(max(1, min(counts.get(at, 1), n)) for at, n in axes))
         if self.operation.is_product:  # Dask adds partial products, even one
             workspace = largest + (self.temporaries - 1) * block
         else:
-            at_a_time = min(site.threads, max(prod(map(len, each)) for each in chunks))
+            at_a_time = min(site.threads, max(prod(map(len, chunk)) for chunk in chunks))
             workspace = self.temporaries * at_a_time * max(block, largest)
             workspace += self.operation.kept * once
         if site.ranks > 1:
             workspace += once + nbytes  # blocks of other ranks
-        found.append(Part("workspace", (), 1, workspace))
+        parts.append(Part("workspace", (), 1, workspace))
         if site.in_process:
-            found += self._read_parts(shapes)
-        return tuple(found)
+            parts += self._read_parts(shapes)
+        return tuple(parts)
 
     def _read_parts(self, shapes: Sequence[Shape]) -> Iterator[Part]:
         """Yield what reading and computing operands takes beside their parts."""
@@ -277,12 +277,12 @@ class Call(Request):
     @cached_property
     def _computed(self) -> list[tuple[int, Array, int]]:
         """The operands that threads compute, and the bytes that they hold meanwhile."""
-        found = []
-        for at, x in enumerate(each.source for each in self.operands):
+        held_bytes = []
+        for i, x in enumerate(operand.source for operand in self.operands):
             if isinstance(x, Array):
                 usual = largest_nbytes(x.chunks, x.dtype.itemsize)
-                found.append((at, x, held(tasks_of(x), x, self.site.threads, usual).nbytes))
-        return [each for each in found if each[-1]]
+                held_bytes.append((i, x, held(tasks_of(x), x, self.site.threads, usual).nbytes))
+        return [held_byte for held_byte in held_bytes if held_byte[-1]]
 
     def peak(self, lengths: Lengths) -> int:
         """Return the bytes of all parts."""
@@ -298,23 +298,23 @@ class Call(Request):
 
     def reads(self, operands: Iterable[int], lengths: Lengths) -> int:
         """Return the bytes read from some operands, in all batches."""
-        found = ((at, self.operands[at]) for at in operands)
+        pairs = ((at, self.operands[at]) for at in operands)
         return sum(
-            self.notation.reads(at, each.shape, lengths) * each.dtype.itemsize for at, each in found
+            self.notation.reads(at, each.shape, lengths) * each.dtype.itemsize for at, each in pairs
         )
 
     def staying(self, lengths: Lengths) -> list[int]:
         """Return the operands of which several batches in turn, or the only one, read a part."""
-        return [at for at, _ in enumerate(self.operands) if not self.notation.moves(at, lengths)]
+        return [i for i, _ in enumerate(self.operands) if not self.notation.moves(i, lengths)]
 
     def names(self, lengths: Lengths) -> dict[str, int]:
         """Return the axes that are cut and their longest parts, the innermost loop first."""
-        names = ["the result", *(each.name for each in self.operands)]
+        names = ["the result", *(operand.name for operand in self.operands)]
         axes = (self.notation.output, *self.notation.inputs)
         places: dict[int | None, str] = {}
         for name, labels in zip(names, axes, strict=True):
-            for at, label in enumerate(labels):
-                places.setdefault(label, f"axis {at} of {name}")
+            for i, label in enumerate(labels):
+                places.setdefault(label, f"axis {i} of {name}")
         order = reversed(self.notation.order(lengths))
         return {places[label]: self.notation.longest(label, lengths) for label in order}
 
@@ -353,6 +353,6 @@ def _mesh(notation: Notation, ranks: int, strategy: str) -> dict[int | None, int
         "inner": (1, 1),
     }.get(strategy, (rows, columns))
     last = [label for label in notation.output[-2:] if label is not None]
-    found: dict[int | None, int]
-    found = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
-    return found | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))
+    counts: dict[int | None, int]
+    counts = dict.fromkeys(notation.contracted, columns if strategy == "auto" else several)
+    return counts | dict(zip(last, along if len(last) == 2 else (max(along),), strict=False))

@@ -16,7 +16,7 @@ from typing import Any
 
 from dask.utils import format_bytes
 
-from dask_dgpu.batches.call import Call, Request
+from dask_dgpu.batches.call import BatchCall, Request
 from dask_dgpu.batches.notation import Lengths, Tile, choose
 from dask_dgpu.batches.plan import Plan
 from dask_dgpu.batches.planning import in_passes, plan_passes, targets
@@ -75,10 +75,10 @@ class Shared:
         with self._lock:
             if place in self._kept:
                 return self._kept[place]
-            found = load()
+            operand = load()
             if sum(each.nbytes for each in self._kept.values()) + nbytes <= self.limit:
-                self._kept[place] = found
-            return found
+                self._kept[place] = operand
+            return operand
 
     def clear(self) -> None:
         """Drop all operands: they need memory, or were on a worker that was lost."""
@@ -88,7 +88,7 @@ class Shared:
 
 def compute(request: Request, room: float, out: Any, shared: Shared, *, progress: bool) -> Any:
     """Plan a request within ``room`` bytes of each device, and compute it."""
-    call = Call.planned(request)
+    call = BatchCall.planned(request)
     if call is None:
         result = _compute_whole(request, room, out, progress)
     else:
@@ -129,11 +129,11 @@ def _compute_whole(request: Request, room: float, out: Any, progress: bool) -> A
             raise
 
     def smaller(is_lost: bool) -> Any:
-        found = planned(SHARE * min(room, peak))
-        if not is_lost and found.chunks == blocks:
-            found.drop()
+        plan = planned(SHARE * min(room, peak))
+        if not is_lost and plan.chunks == blocks:
+            plan.drop()
             return None
-        return found.plan.peak_bytes, partial(attempt, found)
+        return plan.plan.peak_bytes, partial(attempt, plan)
 
     return twice(site, whole.plan, partial(attempt, whole), smaller)
 
@@ -170,13 +170,13 @@ def twice(
             raise
     gc.collect()  # frames of the error hold arrays
     planned, text = plan.peak_bytes, format_bytes(plan.peak_bytes)
-    if (found := smaller(is_lost)) is None:
+    if (halved := smaller(is_lost)) is None:
         message = (
             f"{plan.title} ran out of memory with {text} planned on each device, and cannot be "
             "cut to half of it"
         )
         raise OutOfMemoryError(message, planned, planned)
-    nbytes, second = found
+    nbytes, second = halved
     try:
         return attempted(site, second)
     except Exception as error:
@@ -193,25 +193,25 @@ def twice(
 
 
 def _execute_passes(
-    calls: Sequence[Call], plan: Plan, out: Any, shared: Shared, progress: bool
+    calls: Sequence[BatchCall], plan: Plan, out: Any, shared: Shared, progress: bool
 ) -> None:
     """Compute calls that follow each other; write the result of the last one to ``out``."""
     source: Any = None
-    found = targets(calls, out, lambda call: temporary(call.shape, call.dtype))
-    for at, (call, each, target) in enumerate(
-        zip(calls, plan.pass_plans or (plan,), found, strict=True), 1
+    temporaries = targets(calls, out, lambda call: temporary(call.shape, call.dtype))
+    for i, (call, each, target) in enumerate(
+        zip(calls, plan.pass_plans or (plan,), temporaries, strict=True), 1
     ):
         try:
             sink = Sink(call, target, in_place=target is source)
-            _execute(call.reading(source) if at > 1 else call, each, sink, shared, progress)
+            _execute(call.reading(source) if i > 1 else call, each, sink, shared, progress)
         except Exception as error:
             if len(calls) > 1:
-                error.add_note(f"dask_dgpu.run: this was pass {at} of {len(calls)}")
+                error.add_note(f"dask_dgpu.run: this was pass {i} of {len(calls)}")
             raise
         source = target
 
 
-def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool) -> None:
+def _execute(call: BatchCall, plan: Plan, sink: Sink, shared: Shared, progress: bool) -> None:
     """Compute a call and write its result; a batch that fails writes nothing.
 
     After a ``MemoryError`` or the loss of a worker the parts that are not written are computed in
@@ -243,7 +243,7 @@ def _execute(call: Call, plan: Plan, sink: Sink, shared: Shared, progress: bool)
         raise
 
 
-def _rest(call: Call, plan: Plan, smaller: Lengths, sink: Sink) -> Iterator[Tile]:
+def _rest(call: BatchCall, plan: Plan, smaller: Lengths, sink: Sink) -> Iterator[Tile]:
     """Yield smaller tiles of those parts of the result that are not written."""
     notation = call.notation
     whole = {label: notation.sizes[label] for label in notation.contracted}
@@ -273,7 +273,7 @@ class _Work:
     ``sum`` are the partial results that were added.
     """
 
-    call: Call
+    call: BatchCall
     sink: Sink
     shared: Shared
     progress: bool
@@ -334,15 +334,17 @@ class _Work:
             if last.get(at, (None,))[0] != places[at]:
                 last.pop(at, None)
                 last[at] = places[at], self._loaded(at, places[at])
-        return [last[at][1] for at in range(len(places))]
+        return [last[i][1] for i in range(len(places))]
 
     def _places(self, tile: Tile) -> list[Place]:
         """Return identity, spans and chunks of each operand."""
         call = self.call
         operands = call.operands
-        spans = [call.notation.read_spans(at, each.shape, tile) for at, each in enumerate(operands)]
-        shapes = [tuple(hi - lo for lo, hi in each) for each in spans]
-        sources = (id(each.source) for each in operands)
+        spans = [
+            call.notation.read_spans(i, operand.shape, tile) for i, operand in enumerate(operands)
+        ]
+        shapes = [tuple(hi - lo for lo, hi in span) for span in spans]
+        sources = (id(operand.source) for operand in operands)
         return list(zip(sources, spans, call.chunks(shapes), strict=True))
 
     def _loaded(self, at: int, place: Place) -> Any:

@@ -93,32 +93,34 @@ def held(
     reads: dict[Key, set[Key]] = {}
     last: dict[Key, int] = {}
     numbers: dict[Key, int] = {}
-    for at, key in enumerate(ordered):
+    for i, key in enumerate(ordered):
         viewed = _viewed(tasks[key])
         if viewed is not None:
             owners[key] = owners.get(viewed, viewed)
-        reads[key] = {owners.get(each, each) for each in tasks[key].dependencies}
-        last |= dict.fromkeys(reads[key], at)
+        reads[key] = {owners.get(dependency, dependency) for dependency in tasks[key].dependencies}
+        last |= dict.fromkeys(reads[key], i)
         if any(step in _name(key) for step in STEPS):
             numbers |= dict.fromkeys(reads[key], MOMENTS * (declared.nbytes(key) or 0))
     made: dict[Key, int] = {}
     works, changes = [0], [0] * (len(tasks) + 1)
-    for at, key in enumerate(ordered):
+    for i, key in enumerate(ordered):
         if key in owners or isinstance(tasks[key], DataNode):
             continue
-        inputs = [made.get(each, 0) for each in reads[key]]
+        inputs = [made.get(read, 0) for read in reads[key]]
         read = max(sum(inputs), usual)
         *between, block = _fused(key, tasks[key])
         own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
         least = DOUBLE if _adds_squares(tasks[key]) else 1
         blocks = (*between, *tasks[key].dependencies)
-        largest = max(wide, usual, *inputs, *(declared.nbytes(each, least) or 0 for each in blocks))
+        largest = max(
+            wide, usual, *inputs, *(declared.nbytes(block, least) or 0 for block in blocks)
+        )
         beside = max(int(temporaries * largest), loading)
         works.append(read + wide + beside)
         made[key] = own if _name(key).startswith(COPIES) else min(own, numbers.get(key, own))
         if name_of(key) not in again:
-            changes[at] += made[key]
-            changes[last.get(key, at)] -= made[key]
+            changes[i] += made[key]
+            changes[last.get(key, i)] -= made[key]
     waiting, at_work = max(accumulate(changes)), sum(nlargest(threads, works))
     return Held(waiting, at_work, max(0, len(tasks) * BYTES_PER_TASK - USUAL_GRAPH))
 
@@ -192,12 +194,12 @@ def read_again(tasks: Tasks, reads: Collection[str], wanted: Collection[Key]) ->
     ``reads`` are the names of arrays whose tasks load blocks.
     """
     loads = {key: task for key, task in tasks.items() if name_of(key) in reads}
-    found = {key: loads[key] for key in wanted if key in loads}
+    kept = {key: loads[key] for key in wanted if key in loads}
     for key, task in tasks.items():
         if key not in loads:
-            needed = [loads[each] for each in task.dependencies if each in loads]
-            found[key] = Task.fuse(*needed, task, key=key) if needed else task
-    return found
+            needed = [loads[dependency] for dependency in task.dependencies if dependency in loads]
+            kept[key] = Task.fuse(*needed, task, key=key) if needed else task
+    return kept
 
 
 def write(tasks: Tasks, result: Array, put: Put, threads: int) -> None:

@@ -87,8 +87,8 @@ class Notation:
     @property
     def labels(self) -> tuple[int, ...]:
         """All labels: those of the result in the order of its axes, then the contracted ones."""
-        found = dict.fromkeys(chain(self.output, *self.inputs))
-        return tuple(label for label in found if label is not None)
+        every = dict.fromkeys(chain(self.output, *self.inputs))
+        return tuple(label for label in every if label is not None)
 
     @property
     def smallest(self) -> Lengths:
@@ -126,8 +126,8 @@ class Notation:
         order = self.order(lengths)
         whole = {label: (0, size) for label, size in self.sizes.items()} | dict(within or {})
         spans = [even_spans(*whole[at], self._parts(whole[at], lengths[at])) for at in order]
-        for found in product(*spans):
-            yield whole | dict(zip(order, found, strict=True))
+        for tile in product(*spans):
+            yield whole | dict(zip(order, tile, strict=True))
 
     def _parts(self, span: Span, longest: int) -> int:
         return max(1, ceil((span[1] - span[0]) / max(1, longest)))
@@ -154,27 +154,27 @@ class Notation:
         self, axes: Axes, shape: Sequence[int], lengths: Lengths, *, halo: bool = True
     ) -> tuple[int, ...]:
         """Return the largest shape of a part of an array with these labels."""
-        found = []
+        lengths_of_part = []
         for label, size in zip(axes, shape, strict=True):
             if label is not None and self.count(label, lengths) > 1:
                 longest = self.longest(label, lengths)
                 reads = self.halos.get(label, WITHIN) if halo else WITHIN
                 size = reads.longest(longest, size)
-            found.append(size)
-        return tuple(found)
+            lengths_of_part.append(size)
+        return tuple(lengths_of_part)
 
     def reads(self, operand: int, shape: Sequence[int], lengths: Lengths) -> int:
         """Return the elements that all batches read of an operand.
 
         They are those of its parts with their halos, again for each step of a loop around its own.
         """
-        found, order, own = 1, self.order(lengths), self.inputs[operand]
+        count, order, own = 1, self.order(lengths), self.inputs[operand]
         for label, size in zip(own, shape, strict=True):
             halo = WITHIN if label is None else self.halos.get(label, WITHIN)
             parts = 1 if label is None else self.count(label, lengths)
-            found *= size + (parts - 1) * max(0, halo.overlap)
-        last = max((at for at, label in enumerate(order) if label in own), default=0)
-        return found * prod(self.count(at, lengths) for at in order[:last] if at not in own)
+            count *= size + (parts - 1) * max(0, halo.overlap)
+        last = max((i for i, label in enumerate(order) if label in own), default=0)
+        return count * prod(self.count(at, lengths) for at in order[:last] if at not in own)
 
     def longest(self, label: int, lengths: Lengths) -> int:
         """Return the length of the longest part of a label."""
@@ -185,13 +185,13 @@ class Notation:
 
         Spans of periodic axes may begin below 0 and end beyond the axis.
         """
-        found = []
+        spans = []
         for label, size in zip(self.inputs[operand], shape, strict=True):
             if label is None or tile[label] == (0, self.sizes[label]):
-                found.append((0, size))
+                spans.append((0, size))
             else:
-                found.append(self.halos.get(label, WITHIN).span(tile[label], size))
-        return tuple(found)
+                spans.append(self.halos.get(label, WITHIN).span(tile[label], size))
+        return tuple(spans)
 
     def trims(self, shape: Sequence[int], tile: Tile) -> tuple[slice, ...]:
         """Return the part of a tile's result that is valid: without halos."""
@@ -218,11 +218,11 @@ def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> L
     choices the first label of the result is cut. If more labels must be cut than are tried, single
     elements are made longer, the last labels first.
     """
-    whole, found = notation.sizes, notation.smallest
+    whole, lengths = notation.sizes, notation.smallest
     if memory(whole) <= room:
         return whole
-    if memory(found) > room:
-        return found
+    if memory(lengths) > room:
+        return lengths
     free = [label for label in notation.labels if whole[label] > 1]
     for count in range(1, min(MOST_CUT, len(free)) + 1):
         halved = (
@@ -234,11 +234,11 @@ def choose(notation: Notation, memory: Measure, cost: Measure, room: float) -> L
             _longest(each, [at], whole, memory, room) for at, each in halved if memory(each) <= room
         ]
         if fits:
-            found = min(fits, key=cost)
+            lengths = min(fits, key=cost)
             break
     else:
         free.reverse()
-    return _longest(found, free, whole, memory, room)
+    return _longest(lengths, free, whole, memory, room)
 
 
 def _longest(

@@ -70,8 +70,8 @@ class Operation:
     @property
     def ufunc(self) -> np.ufunc | None:
         """The ufunc of NumPy that it computes, ``None`` for other operations."""
-        found = inspect.unwrap(self.function)
-        return found if isinstance(found, np.ufunc) else None
+        function = inspect.unwrap(self.function)
+        return function if isinstance(function, np.ufunc) else None
 
     def is_array(self, args: Sequence[Any], at: int) -> bool:
         """Whether a tuple of numbers, as a positional argument, is the shape of an array.
@@ -82,7 +82,7 @@ class Operation:
             return at > 0 if isinstance(args[0], str) else at % 2 == 0 and at + 1 < len(args)
         if self.arrays is not None:
             return at < self.arrays
-        return not any(hasattr(each, "shape") for each in args)
+        return not any(hasattr(argument, "shape") for argument in args)
 
 
 def resolve(op: Any) -> Operation:
@@ -114,7 +114,7 @@ def check_two(operands: Sequence[Operand]) -> None:
 def check_inner(operands: Sequence[Operand]) -> None:
     """Raise for factors without axes or of different inner lengths."""
     check_two(operands)
-    left, right = (each.shape for each in operands)
+    left, right = (operand.shape for operand in operands)
     if left[-1] != right[max(0, len(right) - 2)]:
         raise ValueError(
             f"expected {operands[0].name} and {operands[1].name} of equal inner lengths, "
@@ -183,10 +183,10 @@ def _of_selected(ufunc: np.ufunc, *blocks: Any, **options: Any) -> Any:
     Devices compute all elements, since CuPy's ufuncs know no ``where``.
     """
     *arrays, where = blocks
-    if all(isinstance(each, np.ndarray | np.generic | Number) for each in arrays):
+    if all(isinstance(array, np.ndarray | np.generic | Number) for array in arrays):
         return ufunc(*arrays, where=where, out=None, **options)
-    found = ufunc(*arrays, **options)
-    return np.broadcast_to(found, np.broadcast_shapes(found.shape, np.shape(where)))
+    values = ufunc(*arrays, **options)
+    return np.broadcast_to(values, np.broadcast_shapes(values.shape, np.shape(where)))
 
 
 def of_nothing(ufunc: np.ufunc, *args: Any, **options: Any) -> Any:
@@ -215,7 +215,7 @@ def _named() -> dict[str, Operation]:
     product = partial(Operation, is_product=True, arrays=2, temporaries=1)
     unary = partial(Operation, arrays=1)
     transform = partial(unary, rule=rules.transform, temporaries=3, doubled=True)
-    found = [
+    named = [
         product("matmul", _product, rules.matmul, check=check_inner),
         product("dot", _dot, rules.dot, check=check_inner),
         product("tensordot", _tensordot, rules.tensordot, check=check_two, temporaries=3),
@@ -232,26 +232,26 @@ def _named() -> dict[str, Operation]:
             for name in (*NUMPYS_TRANSFORMS, *SCIPYS_TRANSFORMS)
         ),
     ]
-    return {each.name: each for each in found}
+    return {each.name: each for each in named}
 
 
 @cache
 def _known() -> dict[Any, Operation]:
     """Return the operations by the functions of this package, Dask and NumPy."""
     named = _named()
-    found: dict[Any, Operation] = {each.function: each for each in named.values()}
-    found[matmul] = named["matmul"]
+    operations: dict[Any, Operation] = {each.function: each for each in named.values()}
+    operations[matmul] = named["matmul"]
     for name in ("matmul", "dot", "tensordot", "einsum"):
-        found |= {getattr(np, name): named[name], getattr(da, name): named[name]}
+        operations |= {getattr(np, name): named[name], getattr(da, name): named[name]}
     for name in ("dot", "tensordot"):
-        found[getattr(da, name)] = replace(named[name], function=getattr(da, name))
+        operations[getattr(da, name)] = replace(named[name], function=getattr(da, name))
     for name, function in DASKS_OWN.items():
-        found |= {getattr(np.fft, name): named[name], function: named[name]}
+        operations |= {getattr(np.fft, name): named[name], function: named[name]}
     for name in ("sum", "mean", "max", "min"):
         by_dask = replace(named[name], function=getattr(da, name))
-        found |= {getattr(np, name): by_dask, getattr(da, name): by_dask}
+        operations |= {getattr(np, name): by_dask, getattr(da, name): by_dask}
     for name, function in vars(da).items():
         ufunc = getattr(np, name, None)
         if isinstance(ufunc, np.ufunc) and isinstance(function, type(da.exp)):
-            found[function] = _elementwise(name, ufunc)
-    return found
+            operations[function] = _elementwise(name, ufunc)
+    return operations

@@ -121,15 +121,15 @@ class Plan(Shown):
         """
         values = asdict(self) | {"peak_bytes": self.peak_bytes, "passes": self.passes}
         values |= {"cuts": dict(self.cuts), "parts": list(values["parts"])}
-        values["pass_plans"] = [each.to_dict() for each in self.pass_plans]
+        values["pass_plans"] = [pass_plan.to_dict() for pass_plan in self.pass_plans]
         del values["lengths"]
         return values
 
     def _rows(self) -> Rows:
         rows = []
-        for each in self.parts:
-            shape = " x ".join(map(str, each.shape))
-            rows.append((each.name, shape, str(each.copies), format_bytes(each.nbytes)))
+        for part in self.parts:
+            shape = " x ".join(map(str, part.shape))
+            rows.append((part.name, shape, str(part.copies), format_bytes(part.nbytes)))
         values = {
             "peak": format_bytes(self.peak_bytes),
             "may be used": "no limit" if self.room is None else format_bytes(self.room),

@@ -13,7 +13,7 @@ from dask.core import flatten
 from dask.utils import format_bytes
 
 from dask_dgpu.batches import rules
-from dask_dgpu.batches.call import Call, Request
+from dask_dgpu.batches.call import BatchCall, Request
 from dask_dgpu.batches.notation import Lengths, choose, overlapping
 from dask_dgpu.batches.operations import resolve
 from dask_dgpu.batches.plan import Plan
@@ -37,19 +37,21 @@ COMPLEX = {"rfft": "fft", "irfft": "ifft"}
 """Transforms from and to real numbers, and those along their other axes."""
 
 
-def plan_passes(title: str, calls: Sequence[Call], room: float, *, timed: bool = False) -> Plan:
+def plan_passes(
+    title: str, calls: Sequence[BatchCall], room: float, *, timed: bool = False
+) -> Plan:
     """Plan calls that follow each other, as one plan; see :func:`plan_call`."""
     plans = tuple(plan_call(call, room, timed=timed) for call in calls)
     most = max(plans, key=lambda plan: plan.peak_bytes)
     if len(plans) == 1:
         return most
     between = temporary_bytes(calls)
-    found = replace(most, title=title, lengths={}, pass_plans=plans, temporary_bytes=between)
-    if not found.feasible:
-        return found
+    whole = replace(most, title=title, lengths={}, pass_plans=plans, temporary_bytes=between)
+    if not whole.feasible:
+        return whole
     seconds = [plan.seconds for plan in plans if plan.seconds is not None]
     return replace(
-        found,
+        whole,
         batches=sum(plan.batches for plan in plans),
         host_bytes=sum(plan.host_bytes for plan in plans),
         rank_bytes=sum(plan.rank_bytes for plan in plans),
@@ -57,7 +59,7 @@ def plan_passes(title: str, calls: Sequence[Call], room: float, *, timed: bool =
     )
 
 
-def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
+def plan_call(call: BatchCall, room: float, *, timed: bool = False) -> Plan:
     """Plan a call within ``room`` bytes of each device.
 
     Its seconds and the bytes between ranks take a few milliseconds, if they are wanted.
@@ -74,22 +76,22 @@ def plan_call(call: Call, room: float, *, timed: bool = False) -> Plan:
     cuts = call.names(lengths)
     output = [label for label in notation.labels if notation.sizes[label] > 1]
     whole = notation.sizes[output[0]] if output else 1
-    found = replace(
+    plan = replace(
         Plan.of(call.title, site.ranks, room, call.parts(lengths)),
         rows=next(iter(cuts.values()), whole),
         cuts=cuts,
         lengths=lengths,
     )
-    if found.peak_bytes > room:
-        return replace(found, advice=advice(site, "its smallest batch", found.peak_bytes, room))
+    if plan.peak_bytes > room:
+        return replace(plan, advice=advice(site, "its smallest batch", plan.peak_bytes, room))
     batches, traffic = notation.batches(lengths), call.traffic(lengths)
-    found = replace(found, feasible=True, batches=batches, host_bytes=traffic)
+    plan = replace(plan, feasible=True, batches=batches, host_bytes=traffic)
     if not timed:
-        return found
+        return plan
     batch, moved = predict(site, call.graph(lengths))
     between = call.reads(call.staying(lengths), lengths)
     seconds = seconds_of(site, batch, traffic, between, batches)
-    return replace(found, rank_bytes=moved * batches, seconds=seconds)
+    return replace(plan, rank_bytes=moved * batches, seconds=seconds)
 
 
 def predict(site: Site, result: Array) -> tuple[float | None, int]:
@@ -109,8 +111,8 @@ def predict(site: Site, result: Array) -> tuple[float | None, int]:
         return plain.seconds, 0
     predictions = [each for _, each in rewriting.regions]
     # blocks through windows are on GPUs when a gang starts: their copies are the batch's transfer
-    copies = sum(each.host_seconds for each in predictions) if site.overlaps else 0.0
-    return ours.seconds - copies, sum(each.moved_bytes for each in predictions)
+    copies = sum(prediction.host_seconds for prediction in predictions) if site.overlaps else 0.0
+    return ours.seconds - copies, sum(prediction.moved_bytes for prediction in predictions)
 
 
 def advice(site: Site, what: str, least: int, room: float) -> str:
@@ -168,7 +170,7 @@ def transfer_rate(site: Site) -> float:
     return machine.dask_rate
 
 
-def in_passes(call: Call, room: float) -> tuple[Call, ...]:
+def in_passes(call: BatchCall, room: float) -> tuple[BatchCall, ...]:
     """Return calls that follow each other, each along as many axes as fit in ``room`` bytes.
 
     It is the call itself if that fits, or cannot be split. The operands of later calls have no
@@ -177,25 +179,25 @@ def in_passes(call: Call, room: float) -> tuple[Call, ...]:
     stages = () if _fits(call, room) else _stages(call)
     if len(stages) < 2:
         return (call,)
-    found: list[Call] = []
+    calls: list[BatchCall] = []
     operand = call.operands[0]
     while stages:
-        together = len(stages) if found else len(stages) - 1
+        together = len(stages) if calls else len(stages) - 1
         each = _along(call, operand, stages[:together])
         while together > 1 and not _fits(each, room):
             together -= 1
             each = _along(call, operand, stages[:together])
-        found.append(each)
-        operand = Operand(f"the result of pass {len(found)}", None, each.shape, each.dtype)
+        calls.append(each)
+        operand = Operand(f"the result of pass {len(calls)}", None, each.shape, each.dtype)
         stages = stages[together:]
-    return tuple(found)
+    return tuple(calls)
 
 
-def _fits(call: Call, room: float) -> bool:
+def _fits(call: BatchCall, room: float) -> bool:
     return call.peak(call.notation.smallest) <= room
 
 
-def _stages(call: Call) -> tuple[Stage, ...]:
+def _stages(call: BatchCall) -> tuple[Stage, ...]:
     """Return the transforms along single axes in NumPy's order, none for other operations.
 
     Real numbers come first in transforms from them, and last in transforms to them.
@@ -214,11 +216,11 @@ def _stages(call: Call) -> tuple[Stage, ...]:
     return stages[1:] + stages[:1] if is_to_real else stages
 
 
-def _kind(call: Call) -> str:
+def _kind(call: BatchCall) -> str:
     return call.operation.name.rstrip("2n")
 
 
-def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
+def _along(call: BatchCall, operand: Operand, stages: Sequence[Stage]) -> BatchCall:
     """Return the transform of an operand along some of the axes of a call."""
     values, kind = call.values, _kind(call)
     (*_, real) = rules.transformed_axes(values, len(operand.shape))
@@ -227,33 +229,37 @@ def _along(call: Call, operand: Operand, stages: Sequence[Stage]) -> Call:
     ordered = stages if kind in TO_REAL else stages[::-1]  # the axis of real numbers is the last
     options: dict[str, Any] = {name: values[name] for name in ("type", "norm") if name in values}
     options |= {"axes": tuple(axis for axis, _ in ordered), "s": tuple(n for _, n in ordered)}
-    found = Call.planned(Request(resolve(f"{kind}n"), (Slot(0),), options, (operand,), call.site))
-    assert found is not None  # transforms have a rule
-    return found
+    transform = BatchCall.planned(
+        Request(resolve(f"{kind}n"), (Slot(0),), options, (operand,), call.site)
+    )
+    assert transform is not None  # transforms have a rule
+    return transform
 
 
-def temporary_bytes(calls: Sequence[Call]) -> int:
+def temporary_bytes(calls: Sequence[BatchCall]) -> int:
     """Return the bytes of temporary arrays, for a NumPy array as the last call's result."""
     last = calls[-1]
     temporaries = {id(call): call for call in targets(calls, last, lambda call: call)}
     del temporaries[id(last)]
-    return sum(prod(each.shape) * each.dtype.itemsize for each in temporaries.values())
+    return sum(
+        prod(temporary.shape) * temporary.dtype.itemsize for temporary in temporaries.values()
+    )
 
 
-def targets(calls: Sequence[Call], out: Any, new: Callable[[Call], Any]) -> list[Any]:
+def targets(calls: Sequence[BatchCall], out: Any, new: Callable[[BatchCall], Any]) -> list[Any]:
     """Return the array for the result of each call, ``out`` for the last one.
 
     The others go to ``out`` too if it is a NumPy array of their shape and dtype, or else over the
     result before them if it is temporary, or to a ``new`` array.
     """
-    found: list[Any] = []
+    arrays: list[Any] = []
     for call in calls[:-1]:
-        like = [each for each in (out, *found[-1:]) if _is_like(call, each)]
-        found.append(like[0] if like else new(call))
-    return [*found, out]
+        like = [array for array in (out, *arrays[-1:]) if _is_like(call, array)]
+        arrays.append(like[0] if like else new(call))
+    return [*arrays, out]
 
 
-def _is_like(call: Call, other: Any) -> bool:
+def _is_like(call: BatchCall, other: Any) -> bool:
     """Whether the result of a call can be read from and written to an array."""
-    is_array = isinstance(other, np.ndarray | Call)
+    is_array = isinstance(other, np.ndarray | BatchCall)
     return is_array and call.shape == other.shape and call.dtype == other.dtype

@@ -170,9 +170,9 @@ def pieces(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[Piece]:
         for lo in range(0, shape[0], rows):
             yield slice(lo, lo + rows), ...
     else:
-        for at in range(shape[0]):
+        for i in range(shape[0]):
             for index in pieces(shape[1:], itemsize, most):
-                yield at, *index
+                yield i, *index
 
 
 def _copy(target: Any, source: Any, stream: Any) -> None:

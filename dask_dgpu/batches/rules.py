@@ -76,18 +76,18 @@ def contracted_axes(axes: Any, ndim: int) -> tuple[list[int], list[int]]:
     """Return the axes of both operands of ``tensordot``; the first operand has ``ndim``."""
     if isinstance(axes, int | np.integer):
         return list(range(ndim - int(axes), ndim)), list(range(int(axes)))
-    first, second = (np.atleast_1d(np.asarray(each, int)).tolist() for each in axes)
+    first, second = (np.atleast_1d(np.asarray(axis, int)).tolist() for axis in axes)
     return first, second
 
 
 def einsum(call: Arguments) -> Notation | None:
     """The subscripts themselves."""
-    operands = [_shape_of(each, call) for each in call.values["operands"]]
+    operands = [_shape_of(value, call) for value in call.values["operands"]]
     text, shapes = einsum_arguments(_shape_of(call.values["subscripts"], call), operands)
     if len(shapes) != len(call.shapes):
         return None
     subscripts = parse(text, [tuple(shape) for shape in shapes])
-    numbers = {letter: at for at, letter in enumerate(subscripts.sizes)}
+    numbers = {letter: i for i, letter in enumerate(subscripts.sizes)}
     inputs = tuple(
         tuple(
             numbers[letter] if size == subscripts.sizes[letter] else None
@@ -204,8 +204,8 @@ def _notation(
 
 def _contraction(call: Arguments, first: Shape, second: Shape) -> Notation:
     left, right = (len(shape) for shape in call.shapes)
-    inner = {axis: len(call.result) + at for at, axis in enumerate(first)}
-    other = {axis: len(call.result) + at for at, axis in enumerate(second)}
+    inner = {axis: len(call.result) + i for i, axis in enumerate(first)}
+    other = {axis: len(call.result) + i for i, axis in enumerate(second)}
     free = iter(range(len(call.result)))
     a = tuple(inner[axis] if axis in inner else next(free) for axis in range(left))
     b = tuple(other[axis] if axis in other else next(free) for axis in range(right))
@@ -215,7 +215,7 @@ def _contraction(call: Arguments, first: Shape, second: Shape) -> Notation:
 def _broadcast(shape: Shape, result: Shape) -> Axes:
     """Return the labels of the last axes of a result, without those of axes that are broadcast."""
     first = len(result) - len(shape)
-    return tuple(at if size == result[at] else None for at, size in enumerate(shape, first))
+    return tuple(i if size == result[i] else None for i, size in enumerate(shape, first))
 
 
 def _shape_of(value: Any, call: Arguments) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dask_dgpu.arguments import check_flag, integer, sequence
-from dask_dgpu.batches.call import Call, Request
+from dask_dgpu.batches.call import BatchCall, Request
 from dask_dgpu.batches.executor import Shared, bar, compute
 from dask_dgpu.batches.held import TEMPORARIES
 from dask_dgpu.batches.operations import resolve
@@ -188,7 +188,7 @@ def plan(
     """
     operation = resolve(op).declaring(temporaries)
     kind = numbers("dtype", dtype)
-    shapes = {f"arrays[{at}]" for at in range(len(arrays)) if operation.is_array(arrays, at)}
+    shapes = {f"arrays[{i}]" for i in range(len(arrays)) if operation.is_array(arrays, i)}
 
     def make(name: str, value: Any) -> Operand | None:
         is_shape = isinstance(value, tuple) and value and name in shapes
@@ -199,7 +199,7 @@ def plan(
 
     with opened(client) as site:
         request, room = Request.made(operation, arrays, options, site, make), site.room
-        call = Call.planned(request)
+        call = BatchCall.planned(request)
         if call is None:
             return Whole.planned(request, room, send=False).timed()
         return plan_passes(call.title, in_passes(call, room), room, timed=True)
@@ -274,14 +274,14 @@ def run_many(
     check_flag("as_completed", as_completed)
     check_flag("progress", progress)
     given = sequence("calls", calls, "a sequence of tuples of arrays")
-    tuples = [sequence(f"calls[{at}]", each, "a tuple") for at, each in enumerate(given)]
+    tuples = [sequence(f"calls[{i}]", each, "a tuple") for i, each in enumerate(given)]
     outs = [None] * len(tuples) if out is None else sequence("out", out, "a sequence of arrays")
     if len(outs) != len(tuples):
         raise ValueError(f"expected out to have one array per call, {len(tuples)}, got {len(outs)}")
-    written = {f"out[{at}]": each for at, each in enumerate(outs) if each is not None}
+    written = {f"out[{i}]": out for i, out in enumerate(outs) if out is not None}
     read = {
-        f"calls[{at}][{place}]": each
-        for at, call in enumerate(tuples)
+        f"calls[{i}][{place}]": each
+        for i, call in enumerate(tuples)
         for place, each in enumerate(call)
     }
     check_no_overlap(written, {**options, **read})  # nobody knows which call is first
@@ -306,7 +306,7 @@ def run_many(
 
             pool = ThreadPoolExecutor(in_flight, "dgpu-call")
             try:
-                futures = {pool.submit(compute_one, at): at for at in range(len(tuples))}
+                futures = {pool.submit(compute_one, i): i for i in range(len(tuples))}
                 for future in completed(futures):
                     advance()
                     yield futures.pop(future), future.result()
@@ -315,8 +315,8 @@ def run_many(
 
     if as_completed:
         return results()
-    found = dict(sorted(results(), key=itemgetter(0)))
-    failed = [at for at, each in found.items() if isinstance(each, Exception)]
+    by_number = dict(sorted(results(), key=itemgetter(0)))
+    failed = [at for at, each in by_number.items() if isinstance(each, Exception)]
     if failed:
-        raise RunManyError(list(found.values()), failed) from found[failed[0]]
-    return list(found.values())
+        raise RunManyError(list(by_number.values()), failed) from by_number[failed[0]]
+    return list(by_number.values())

@@ -39,7 +39,7 @@ from dask_dgpu.errors import DgpuError
 from graph_opt.model.layout import is_inexact
 
 if TYPE_CHECKING:
-    from dask_dgpu.batches.call import Call, Request
+    from dask_dgpu.batches.call import BatchCall, Request
 
 Blocks = Iterable[tuple[Region, Any]]
 Spans = tuple[Span, ...]
@@ -76,10 +76,10 @@ def check_no_overlap(written: Mapping[str, Any], read: Mapping[str, Any]) -> Non
         for name, array in arguments.items():
             span = byte_bounds(array) if isinstance(array, np.ndarray) else (0, 1)
             spaces[_space(array)].append((*span, name, is_written))
-    for found in spaces.values():
-        found.sort(key=itemgetter(0))
-        for at, (_, stop, name, is_written) in enumerate(found, 1):
-            for start, _, other, is_other_written in found[at:]:
+    for names in spaces.values():
+        names.sort(key=itemgetter(0))
+        for i, (_, stop, name, is_written) in enumerate(names, 1):
+            for start, _, other, is_other_written in names[i:]:
                 if start >= stop:
                     break
                 if is_written or is_other_written:
@@ -156,7 +156,7 @@ class Sink:
     may arrive there, for a part that is half written cannot be computed again.
     """
 
-    def __init__(self, call: Call, out: Any, *, in_place: bool) -> None:
+    def __init__(self, call: BatchCall, out: Any, *, in_place: bool) -> None:
         self.notation, self.shape, self.dtype = call.notation, call.shape, call.dtype
         self.out = out
         self.written: set[Spans] = set()

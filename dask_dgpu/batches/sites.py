@@ -90,10 +90,10 @@ class Here:
         self, handle: Future[Array], room: Room | None = None
     ) -> Iterator[tuple[Region, Any]]:
         """Wait for the array, and yield its blocks."""
-        found = handle.result()
-        graph = dict(found.dask)
-        for index, region in regions(found.chunks):
-            yield region, on_host(graph[(found.name, *index)])
+        blocks = handle.result()
+        graph = dict(blocks.dask)
+        for index, region in regions(blocks.chunks):
+            yield region, on_host(graph[(blocks.name, *index)])
 
     def wait(self, handle: Future[Array]) -> None:
         """Wait for the array."""
@@ -232,7 +232,7 @@ class Cluster:
 
     async def _send(self, address: str, blocks: Mapping[Any, Any], module: Any) -> dict[Any, Any]:
         client: Any = self.client
-        through_windows = (each.nbytes for each in blocks.values() if not each.dtype.hasobject)
+        through_windows = (block.nbytes for block in blocks.values() if not block.dtype.hasobject)
         if module is not np or max(through_windows, default=0) >= LEAST:
             nbytes = await self._windows.send(address, blocks, on_gpu=module is not np)
             if nbytes is not None:
@@ -351,12 +351,12 @@ class Cluster:
 
     def _addresses(self) -> set[str]:
         """Return the workers that get blocks, at least one."""
-        found: set[str] = set()
-        while not found:  # the last worker may be lost after the wait for it
+        addresses: set[str] = set()
+        while not addresses:  # the last worker may be lost after the wait for it
             await_worker(self.client)
-            found = self.client.sync(self._windows.addresses)
-        self._used |= found
-        return found
+            addresses = self.client.sync(self._windows.addresses)
+        self._used |= addresses
+        return addresses
 
     def lost(self, before: frozenset[str], error: Exception) -> frozenset[str]:
         """Return the workers of this call that are ``gone`` beside those ``before``.

@@ -141,12 +141,12 @@ def is_operand(value: Any) -> bool:
 def numbers(name: str, dtype: Any) -> np.dtype[Any]:
     """Return the dtype of an argument; raise unless it is one of numbers or dates."""
     try:
-        found = np.dtype(dtype)
+        array_dtype = np.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or (found.kind not in "biufcmM" and not is_bfloat16(found)):
+        array_dtype = None
+    if array_dtype is None or (array_dtype.kind not in "biufcmM" and not is_bfloat16(array_dtype)):
         raise TypeError(f"expected {name} to be of numbers, got {dtype}")
-    return found
+    return array_dtype
 
 
 def operand(name: str, value: Any) -> Operand | None:
@@ -183,8 +183,8 @@ def array_of(
 def regions(chunks: Chunks) -> Iterator[tuple[tuple[int, ...], Region]]:
     """Yield index and place of each block."""
     spans = [[slice(*span) for span in pairwise(cuts_of(sizes))] for sizes in chunks]
-    for found in product(*(list(enumerate(each)) for each in spans)):
-        yield tuple(at for at, _ in found), tuple(region for _, region in found)
+    for place in product(*(list(enumerate(span)) for span in spans)):
+        yield tuple(at for at, _ in place), tuple(region for _, region in place)
 
 
 def largest_nbytes(chunks: Chunks, itemsize: int) -> int:

@@ -66,14 +66,16 @@ class Whole:
         a bit more than a plan for which there was room.
         """
         site, block = request.site, float(LARGEST)
-        sources = [each for each in request.operands if not isinstance(each.source, Array)]
+        sources = [operand for operand in request.operands if not isinstance(operand.source, Array)]
         while block > max(1, room / (site.threads * HELD[site.in_process])):
             block /= 2
-        best = found = cls._in_blocks(request, room, block, send)
-        while not found.fits and found.is_small and any(block > _floor(each) for each in sources):
+        best = trial = cls._in_blocks(request, room, block, send)
+        while (
+            not trial.fits and trial.is_small and any(block > _floor(source) for source in sources)
+        ):
             block /= 2
-            found = cls._in_blocks(request, room, block, send)
-            best = min(best, found, key=lambda each: each.held.nbytes)
+            trial = cls._in_blocks(request, room, block, send)
+            best = min(best, trial, key=lambda each: each.held.nbytes)
         if send and not best.fits and best.held.nbytes <= VARIES * room:
             best = replace(best, room=best.held.nbytes)
         return best
@@ -82,21 +84,21 @@ class Whole:
     def _in_blocks(cls, request: Request, room: float, block: float, send: bool) -> Whole:
         site = request.site
         arrays, reads, loading = [], [], 0
-        for each in request.operands:
-            if isinstance(each.source, Array):
-                arrays.append(each.source)
+        for operand in request.operands:
+            if isinstance(operand.source, Array):
+                arrays.append(operand.source)
                 continue
-            chunks = _chunks_of(each, site, block)
-            arrays.append(site.spread(each, chunks) if send else each.lazy(chunks))
+            chunks = _chunks_of(operand, site, block)
+            arrays.append(site.spread(operand, chunks) if send else operand.lazy(chunks))
             reads.append(arrays[-1])
             largest = [max(sizes, default=0) for sizes in chunks]
-            loading = max(loading, each.bytes_beside(largest))
+            loading = max(loading, operand.bytes_beside(largest))
         result = request.of(arrays)
         if not (isinstance(result, Array) or _is_of_numbers(result)):
             what = "a function that returns one array"
             got = f"one that returns {type(result).__name__}"
             raise TypeError(f"expected op to be {what}, got {got}")
-        usual = sum(largest_nbytes(each.chunks, each.dtype.itemsize) for each in reads)
+        usual = sum(largest_nbytes(read.chunks, read.dtype.itemsize) for read in reads)
         tasks: Tasks = {}
         needs = Held()
         if site.in_process and not isinstance(result, Array):
@@ -107,7 +109,7 @@ class Whole:
                 tasks = tasks_of(result)
                 needs = held(tasks, *rule)
                 if needs.nbytes > room:  # each reader of a block loads it, so that none is kept
-                    again = [each.name for each in reads]
+                    again = [read.name for read in reads]
                     needs = held(tasks, *rule, again)
                     tasks = read_again(tasks, again, list(flatten(result.__dask_keys__())))
         return cls(request, room, result, tuple(reads), tasks, needs)
@@ -130,7 +132,7 @@ class Whole:
     @property
     def chunks(self) -> list[Chunks]:
         """Of the operands that have blocks of a planned size."""
-        return [each.chunks for each in self.reads]
+        return [read.chunks for read in self.reads]
 
     @property
     def blocks(self) -> int:
@@ -141,7 +143,7 @@ class Whole:
     def plan(self) -> Plan:
         """The plan; on a cluster its bytes are estimates for elementwise work and reductions."""
         request, site = self.request, self.request.site
-        read = sum(each.nbytes for each in request.operands)
+        read = sum(operand.nbytes for operand in request.operands)
         written = prod(self.result.shape) * self.result.dtype.itemsize if self.is_lazy else 0
         nbytes = read + written
         parts = [Part("operands and result", (), 1, nbytes // site.ranks)]
@@ -152,19 +154,19 @@ class Whole:
             ]
             if self.held.graph:
                 parts.append(Part("Dask's tasks", (), 1, self.held.graph))
-        found = Plan.of(request.title, site.ranks, self.room, parts)
+        plan = Plan.of(request.title, site.ranks, self.room, parts)
         if not self.fits:
-            least = int(VARIES * found.peak_bytes)
+            least = int(VARIES * plan.peak_bytes)
             needs = "Dask holds blocks that several tasks need: it"
-            return replace(found, whole=True, advice=advice(site, needs, least, self.room))
+            return replace(plan, whole=True, advice=advice(site, needs, least, self.room))
         spills = "Dask spills blocks to disk; use more workers to avoid this"
         return replace(
-            found,
+            plan,
             feasible=True,
             batches=self.blocks,
             rows=max(self.result.chunks[0]) if self.is_lazy and self.result.ndim else 1,
             host_bytes=nbytes,
-            advice=spills if found.peak_bytes > self.room else "",
+            advice=spills if plan.peak_bytes > self.room else "",
             whole=True,
         )
 

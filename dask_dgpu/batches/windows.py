@@ -54,12 +54,12 @@ Kind = tuple[tuple[int, ...], np.dtype[Any]]
 
 async def together(works: Iterable[Awaitable[T]]) -> list[T]:
     """Return the results of all; raise the first error once all have ended."""
-    found = await asyncio.gather(*works, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            found.clear()  # frames of the error would hold blocks that were sent
-            raise each
-    return found  # type: ignore[return-value]
+    answers = await asyncio.gather(*works, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            answers.clear()  # frames of the error would hold blocks that were sent
+            raise answer
+    return answers  # type: ignore[return-value]
 
 
 class LostError(DgpuError):
@@ -96,7 +96,9 @@ class Windows:
 
     async def reach(self, addresses: Iterable[str], nbytes: int) -> bool:
         """Return whether all workers are on this host; each is about to get so many bytes."""
-        return None not in await together(self._way((each, "to"), nbytes) for each in addresses)
+        return None not in await together(
+            self._way((address, "to"), nbytes) for address in addresses
+        )
 
     async def send(
         self, address: str, blocks: Mapping[Key, Any], *, on_gpu: bool = False
@@ -195,10 +197,10 @@ class Windows:
         try:
             await asyncio.wait(works, return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            if not all(each.done() for each in works):
+            if not all(work.done() for work in works):
                 ring.stop()
             await asyncio.wait(works)
-        errors = [error for each in works if (error := each.exception()) is not None]
+        errors = [error for work in works if (error := work.exception()) is not None]
         for error in errors:
             if not isinstance(error, StoppedError):
                 raise error
@@ -245,16 +247,16 @@ class Mapped(dict[Place, Ring]):
 
     def map(self, place: Place) -> Ring:
         """Map a window; an ``OSError`` if it is not there."""
-        found = mapped(place)
+        ring = mapped(place)
         self._clients[place] = file = os.pidfd_open(place.process)
-        self[place] = found
+        self[place] = ring
         self._loop.add_reader(file, self.let_go, place)  # readable once the process has ended
-        return found
+        return ring
 
     def let_go(self, place: Place) -> None:
         """Let go of a window, if it is open; what goes through it ends, and then it is unpinned."""
-        if (found := self.pop(place, None)) is not None:
-            found.stop()
+        if (ring := self.pop(place, None)) is not None:
+            ring.stop()
         if (file := self._clients.pop(place, None)) is not None:
             self._loop.remove_reader(file)
             os.close(file)
@@ -268,37 +270,37 @@ class Mapped(dict[Place, Ring]):
 def _windows(worker: Worker) -> Mapped:
     if EXTENSION not in worker.extensions:
         worker.extensions[EXTENSION] = Mapped()
-    found: Mapped = worker.extensions[EXTENSION]
-    return found
+    windows: Mapped = worker.extensions[EXTENSION]
+    return windows
 
 
 async def _use(worker: Worker, place: Place, function: Callable[[Ring], Any]) -> Any:
     """Call a function of a window in a thread."""
-    found = _windows(worker).get(place)
-    if found is None:  # the worker has started again
+    ring = _windows(worker).get(place)
+    if ring is None:  # the worker has started again
         raise StoppedError("a worker has let go of a window")
-    return await asyncio.get_running_loop().run_in_executor(None, function, found)
+    return await asyncio.get_running_loop().run_in_executor(None, function, ring)
 
 
-def _pin(found: Ring) -> None:
+def _pin(ring: Ring) -> None:
     """Pin the slots while the ring is in use, if possible: otherwise copies are only slower."""
     from cupy.cuda import runtime
 
-    slots = found.slots
+    slots = ring.slots
     with suppress(runtime.CUDARuntimeError):
         runtime.hostRegister(slots.ctypes.data, slots.nbytes, 0)
-        unpin = weakref.finalize(found, runtime.hostUnregister, slots.ctypes.data)
+        unpin = weakref.finalize(ring, runtime.hostUnregister, slots.ctypes.data)
         unpin.atexit = False  # the process and its pinned memory end together
 
 
 async def opened(place: Place, on_gpu: bool, *, dask_worker: Worker) -> bool:
     """Map a window; return whether it is on this host."""
     try:
-        found = _windows(dask_worker).map(place)
+        ring = _windows(dask_worker).map(place)
     except OSError:
         return False
     if on_gpu:
-        _pin(found)
+        _pin(ring)
     return True
 
 
@@ -312,7 +314,7 @@ async def taken(
 ) -> dict[Key, int]:
     """Make blocks that the client sends data of the worker; return their bytes."""
 
-    def take(found: Ring) -> dict[Key, Any]:
+    def take(ring: Ring) -> dict[Key, Any]:
         stream: Any = None
         if on_gpu:
             import cupy
@@ -323,7 +325,7 @@ async def taken(
             stream.wait_event(cupy.cuda.get_current_stream().record())
         else:
             arrived = {key: np.empty(*kind) for key, kind in blocks}
-        found.move(list(arrived.values()), sends=False, stream=stream)
+        ring.move(list(arrived.values()), sends=False, stream=stream)
         return arrived
 
     arrived = await _use(dask_worker, place, take)

@@ -76,9 +76,9 @@ class Step:
         """
         if any(map(is_expression, arguments)):
             return as_expressions(self.of_dasks(*as_dasks(arguments)))
-        for at, each in enumerate(arguments):
-            if not isinstance(each, (Array, *NUMBERS)):
-                expected(f"argument {at}", "a Dask array or a number", each, TypeError)
+        for i, argument in enumerate(arguments):
+            if not isinstance(argument, (Array, *NUMBERS)):
+                expected(f"argument {i}", "a Dask array or a number", argument, TypeError)
         if TRACED.get():
             return self._function(*arguments)
         if (known := self.known(arguments)) is not None:
@@ -100,7 +100,7 @@ class Step:
 
     def clear(self) -> None:
         """Forget all programs, here and on the workers."""
-        programs = [each for each in self._programs.values() if not isinstance(each, str)]
+        programs = [program for program in self._programs.values() if not isinstance(program, str)]
         self._programs.clear()
         for ranks in self._ranks:
             ranks.forget(programs)
@@ -132,12 +132,12 @@ class Step:
         kinds = tuple(map(_kind, arguments))
         values = *kinds, *(value for value in arguments if type(value) is float)
         keys = (planner, kinds), (planner, values)
-        key = next((each for each in keys if each in self._programs), None)
+        key = next((key for key in keys if key in self._programs), None)
         if key is None:
             try:
-                found = trace(self._function, arguments, planner, ranks.client)
-                key = keys[len(found.scalars) < kinds.count(float)]
-                self._keep(key, found)
+                program = trace(self._function, arguments, planner, ranks.client)
+                key = keys[len(program.scalars) < kinds.count(float)]
+                self._keep(key, program)
             except NotOneProgramError as reason:
                 key = keys[0]
                 self._keep(key, str(reason))

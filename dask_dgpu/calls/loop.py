@@ -70,19 +70,19 @@ class Loop:
         after: list[Any] = self._body(*state)
         if len(after) != len(state):
             raise TypeError(f"expected body to return {len(state)} arrays, got {len(after)}")
-        for at, (old, new) in enumerate(zip(state, after, strict=True)):
+        for i, (old, new) in enumerate(zip(state, after, strict=True)):
             if not isinstance(new, Array) or _kind(new) != _kind(old):
-                found = _kind(new) if isinstance(new, Array) else type(new).__name__
-                raise TypeError(f"expected body to return {_kind(old)} at {at}, got {found}")
+                got = _kind(new) if isinstance(new, Array) else type(new).__name__
+                raise TypeError(f"expected body to return {_kind(old)} at {i}, got {got}")
         return after + self._goes_on(after)
 
     def _goes_on(self, state: list[Array]) -> list[Array]:
         if self._cond is None:
             return []
-        found = self._cond(*state)
-        if not isinstance(found, Array) or found.ndim or found.dtype != bool:
-            expected("the result of cond", "a Dask array of bool without axes", found, TypeError)
-        return [found]
+        goes_on = self._cond(*state)
+        if not isinstance(goes_on, Array) or goes_on.ndim or goes_on.dtype != bool:
+            expected("the result of cond", "a Dask array of bool without axes", goes_on, TypeError)
+        return [goes_on]
 
 
 def _number(value: Any, like: Array) -> Array:
@@ -220,7 +220,7 @@ def _numbers(state: Any) -> list[Any]:
     if not parts:
         expected("state", "an array, or a tuple of arrays", state)
     return [
-        each if isinstance(each, (Array, *NUMBERS)) else as_array("state", each) for each in parts
+        part if isinstance(part, (Array, *NUMBERS)) else as_array("state", part) for part in parts
     ]
 
 

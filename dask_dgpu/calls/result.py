@@ -119,8 +119,8 @@ class Result(Array):
                 slice(start[at], start[at + 1]) for start, at in zip(starts, index, strict=True)
             )
             value[where] = block
-        found = np.asarray(value, like=self._meta)
-        return found[()] if not self.ndim else found
+        array = np.asarray(value, like=self._meta)
+        return array[()] if not self.ndim else array
 
 
 def called(
@@ -136,9 +136,9 @@ def called(
     spent = [each for each, at in pairs if isinstance(at, int) and at in donated]
     made = ranks.call(program, held, program.called_with(arguments), program.once, spent)
     results = zip(program.results, made, strict=True)
-    found: dict[str, Array] = {like.name: Result(each, like) for like, each in results}
-    found |= {name: arguments[at] for name, at in program.given.items()}
-    return [found[name] for name in returned]
+    arrays: dict[str, Array] = {like.name: Result(each, like) for like, each in results}
+    arrays |= {name: arguments[at] for name, at in program.given.items()}
+    return [arrays[name] for name in returned]
 
 
 def looped(
@@ -152,7 +152,7 @@ def looped(
     read = [*state, *(each for each in program.inputs if not isinstance(each, int))]
     others = count(len(state))
     feeds = [each if isinstance(each, int) else next(others) for each in program.inputs]
-    places = {each.name: len(read) + at for at, each in enumerate(program.results)}
+    places = {result.name: len(read) + i for i, result in enumerate(program.results)}
     places.update(program.given)
     carry = [places[each.name] for each in listed(program.returned)]
     like = state[: len(state) - waits]

@@ -88,10 +88,10 @@ def _noting(name: str) -> Function:
     own = getattr(float, name)
 
     def method(self: Scalar, *others: Any) -> Any:
-        found = own(self, *others)
-        if found is not NotImplemented:
+        result = own(self, *others)
+        if result is not NotImplemented:
             self.used = True
-        return found
+        return result
 
     return method
 
@@ -126,7 +126,7 @@ class Loop:
     @cached_property
     def small(self) -> tuple[int, ...]:
         """The places of arrays whose blocks come with the answer."""
-        return tuple(at for at, array in enumerate(self.like) if array.nbytes <= SMALL)
+        return tuple(i for i, array in enumerate(self.like) if array.nbytes <= SMALL)
 
 
 @dataclass(frozen=True)
@@ -216,18 +216,18 @@ class Program:
     def stages(self, loop: Loop, owners: Places, members: tuple[str, ...]) -> Stages:
         """Return the plans of a loop's iterations, given the owners of what it reads."""
         carried = len(loop.carry)
-        found = Stages([], [owners[:carried]])
-        while len(found.plans) < loop.most:
-            read = *found.owners[-1], *owners[carried:]
+        stages = Stages([], [owners[:carried]])
+        while len(stages.plans) < loop.most:
+            read = *stages.owners[-1], *owners[carried:]
             planned = self.planned(tuple([read[at] for at in loop.feeds]), members)
             ranks = iter(planned.ranks)
             made = [tuple(next(ranks) for _ in each) for _, each in self.launch.program.outputs]
             after = tuple([[*read, *made][at] for at in loop.carry])
-            found.plans.append(planned)
-            if after in found.owners:
-                return replace(found, back=found.owners.index(after))
-            found.owners.append(after)
-        return found
+            stages.plans.append(planned)
+            if after in stages.owners:
+                return replace(stages, back=stages.owners.index(after))
+            stages.owners.append(after)
+        return stages
 
     def called_with(self, arguments: Sequence[Any]) -> bytes:
         """Return the tokens for these arguments."""
@@ -260,7 +260,7 @@ def trace(
         If the ranks cannot compute all of it as one program.
     """
     planner = planner.calibrated(client)  # once: a measurement may end between two traces
-    floats = [at for at, value in enumerate(arguments) if type(value) is float]
+    floats = [i for i, value in enumerate(arguments) if type(value) is float]
     for free in (floats, []) if floats else ([],):
         first, second = (
             _trace(function, arguments, free, factor, planner, client) for factor in FACTORS
@@ -290,9 +290,9 @@ def _trace(
     """Trace once; return ``None`` if the function looks at the value of a ``free`` number."""
     given = {at: factor * (1 + random.random()) for at in free}
     stand_ins = {
-        at: _stand_in(f"dgpu-jit-{tokenize('dask_dgpu', at)}", each)
-        for at, each in enumerate(arguments)
-        if isinstance(each, Array)
+        i: _stand_in(f"dgpu-jit-{tokenize('dask_dgpu', i)}", argument)
+        for i, argument in enumerate(arguments)
+        if isinstance(argument, Array)
     }
     scalars = {at: Scalar(value) for at, value in given.items()}
     before = TRACED.set(True)
@@ -309,12 +309,12 @@ def _trace(
     finally:
         TRACED.reset(before)
     parts = listed(returned)
-    if not parts or not all(isinstance(each, Array) for each in parts):
+    if not parts or not all(isinstance(part, Array) for part in parts):
         raise NotOneProgramError("it returns other things than Dask arrays")
     positions = {each.name: at for at, each in stand_ins.items()}
-    results = {each.name: each for each in parts if each.name not in positions}
-    graph = HighLevelGraph.merge(*(each.dask for each in results.values()))
-    keys = [*flatten([each.__dask_keys__() for each in results.values()])]
+    results = {part.name: part for part in parts if part.name not in positions}
+    graph = HighLevelGraph.merge(*(result.dask for result in results.values()))
+    keys = [*flatten([result.__dask_keys__() for result in results.values()])]
     captured = {
         name: layer
         for name, layer in graph.layers.items()
@@ -347,16 +347,16 @@ def _uses(function: Function, arguments: Iterable[Any], scalars: Collection[Scal
 
     Functions of :mod:`math` and those that make NumPy's arrays read floats without asking them.
     """
-    found = False
+    is_read = False
 
     def look(frame: FrameType | None, event: str, called: Any) -> None:
-        nonlocal found
+        nonlocal is_read
         package = (getattr(called, "__module__", None) or "").partition(".")[0]
         if event != "c_call" or package not in READERS:
             return
         while frame is not None and _package(frame) == "numpy":
             frame = frame.f_back
-        found |= frame is not None and _package(frame) not in LIBRARIES
+        is_read |= frame is not None and _package(frame) not in LIBRARIES
 
     before = sys.getprofile()
     sys.setprofile(look)
@@ -364,7 +364,7 @@ def _uses(function: Function, arguments: Iterable[Any], scalars: Collection[Scal
         function(*arguments)
     finally:
         sys.setprofile(before)
-    return found or any(scalar.used for scalar in scalars)
+    return is_read or any(scalar.used for scalar in scalars)
 
 
 def _package(frame: FrameType) -> str:
@@ -375,8 +375,8 @@ def _stand_in(name: str, array: Array) -> Array:
     """Return an array like another, without data."""
     if any(math.isnan(size) for sizes in array.chunks for size in sizes):
         raise NotOneProgramError("chunks of an argument have unknown sizes")
-    found = Array({}, name, array.chunks, meta=array._meta)
-    keys = flatten(found.__dask_keys__())
+    stand_in = Array({}, name, array.chunks, meta=array._meta)
+    keys = flatten(stand_in.__dask_keys__())
     layer = MaterializedLayer({key: DataNode(key, Unknown()) for key in keys})
     return Array(HighLevelGraph({name: layer}, {name: set()}), name, array.chunks, meta=array._meta)
 

@@ -24,7 +24,7 @@ Interval = tuple[Any, Any]
 
 def _seconds(intervals: list[Interval]) -> float:
     """Return the sum of intervals that the GPU has passed."""
-    return float(sum(cupy.cuda.get_elapsed_time(*each) for each in intervals)) / 1e3
+    return float(sum(cupy.cuda.get_elapsed_time(*interval) for interval in intervals)) / 1e3
 
 
 class StreamTimedComm(TimedComm):

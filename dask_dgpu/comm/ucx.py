@@ -397,9 +397,9 @@ def join(
         lifetime.adopt(comm._lifetime)
         mine = f"{comm.address.hex()} {token_hex(SECRET_BYTES)}"
         texts = meet(store, "ucx", mine, rank=rank, size=size, limit=timeout, lifetime=lifetime)
-        found = [tuple(map(bytes.fromhex, text.split())) for text in texts]
-        comm.connect([address for address, _ in found])
-        _greet(comm, [secret for _, secret in found])
+        addresses = [tuple(map(bytes.fromhex, text.split())) for text in texts]
+        comm.connect([address for address, _ in addresses])
+        _greet(comm, [secret for _, secret in addresses])
     except BaseException:
         comm.abort("it did not connect")
         raise

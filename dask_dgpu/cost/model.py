@@ -65,13 +65,13 @@ class Report(Shown):
     def _rows(self) -> Rows:
         rows = [
             (
-                each.strategy,
-                quantity(each.seconds, "s"),
-                format_bytes(each.moved_bytes) if each.strategy != DASK else "",
-                format_bytes(each.peak_bytes) if each.strategy != DASK else "",
-                each.text,
+                estimate.strategy,
+                quantity(estimate.seconds, "s"),
+                format_bytes(estimate.moved_bytes) if estimate.strategy != DASK else "",
+                format_bytes(estimate.peak_bytes) if estimate.strategy != DASK else "",
+                estimate.text,
             )
-            for each in self.estimates
+            for estimate in self.estimates
         ]
         return Rows(self.title, ("strategy", "time", "received", "held", "plan"), rows)
 
@@ -189,10 +189,12 @@ class CostModel:
         """
         # "auto" is the last, so that of equals a named strategy comes first
         named: tuple[Strategy, ...] = ("row", "column", "summa", "inner", "auto")
-        found = [self.estimate_matmul(M, K, N, each, dtype=dtype, chunks=chunks) for each in named]
-        found.append(self._plain(M, K, N, dtype, chunks))
+        estimates = [
+            self.estimate_matmul(M, K, N, each, dtype=dtype, chunks=chunks) for each in named
+        ]
+        estimates.append(self._plain(M, K, N, dtype, chunks))
         title = f"({M}, {K}) @ ({K}, {N}) {dtype} on {self.config.facts.workers} workers"
-        return Report(title, tuple(sorted(found, key=lambda each: each.seconds)))
+        return Report(title, tuple(sorted(estimates, key=lambda each: each.seconds)))
 
     def _plain(self, M: int, K: int, N: int, dtype: str, chunks: int | None) -> Estimate:
         facts, machine = self.config.facts, self.config.machine

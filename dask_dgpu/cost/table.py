@@ -100,13 +100,13 @@ class Rows:
         """Return the table as text."""
         form: dict[str, Any] = {"padding": (0, 0, 0, 1), "pad_edge": False} if self.dense else {}
         table = Table(box=SIMPLE_HEAD, **form)
-        for at, heading in enumerate(self.headings):
-            is_text = at < self.texts
+        for i, heading in enumerate(self.headings):
+            is_text = i < self.texts
             table.add_column(
                 heading, justify="left" if is_text else "right", no_wrap=self.dense and not is_text
             )
-        for at, row in enumerate(self.rows):
-            if self.total and at == len(self.rows) - 1:
+        for i, row in enumerate(self.rows):
+            if self.total and i == len(self.rows) - 1:
                 table.add_section()
             table.add_row(*(Text(str(cell)) for cell in row))
         console = Console(width=self.width, color_system=None, force_jupyter=False)
@@ -120,7 +120,8 @@ class Rows:
         """Return the table as HTML."""
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
         heads = "".join(
-            f"<th{_title(self.tips.get(each, ''))}>{escape(each)}</th>" for each in self.headings
+            f"<th{_title(self.tips.get(heading, ''))}>{escape(heading)}</th>"
+            for heading in self.headings
         )
         head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
         cells = ((each if isinstance(each, Cell) else Cell(each) for each in r) for r in self.rows)

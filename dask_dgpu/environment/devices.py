@@ -92,7 +92,7 @@ def read_gpu(gpu: str) -> Device:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         processes = ask(nvml.nvmlDeviceGetComputeRunningProcesses) or []
         # a container may have other numbers of processes than the driver
-        own = [each.usedGpuMemory for each in processes if each.pid == os.getpid()]
+        own = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
         used = int(own[0]) if own and own[0] is not None else None
         taken = int(memory.total) - int(memory.free)
         rates = ask(nvml.nvmlDeviceGetUtilizationRates)
@@ -113,7 +113,7 @@ def read_gpu(gpu: str) -> Device:
 
 
 def _peers(nvml: Any, handle: Any) -> tuple[str, ...]:
-    found = []
+    peers = []
     for number in range(int(nvml.nvmlDeviceGetCount())):
         with suppress(nvml.NVMLError):
             other = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -121,8 +121,8 @@ def _peers(nvml: Any, handle: Any) -> tuple[str, ...]:
                 continue
             status = nvml.nvmlDeviceGetP2PStatus(handle, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
             if status == nvml.NVML_P2P_STATUS_OK:
-                found.append(str(number))
-    return tuple(found)
+                peers.append(str(number))
+    return tuple(peers)
 
 
 def _pool_bytes() -> int | None:

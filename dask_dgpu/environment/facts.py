@@ -107,10 +107,10 @@ def current_client() -> Client | None:
 
 def chosen_client(client: Client | None) -> Client | None:
     """Return this client, or the current one; raise unless it is connected and synchronous."""
-    found = current_client() if client is None else client
-    if found is not None:
-        check_client("client", found)
-    return found
+    chosen = current_client() if client is None else client
+    if chosen is not None:
+        check_client("client", chosen)
+    return chosen
 
 
 def gather(client: Client | None, settings: Settings) -> ClusterFacts:
@@ -129,22 +129,22 @@ def gather(client: Client | None, settings: Settings) -> ClusterFacts:
         return ALONE
     await_worker(client)
     probes = ask_workers(client, probe, settings.device)
-    found, protocol = list(probes.values()), _protocol(probes)
-    device = _device(found, settings)
+    probed, protocol = list(probes.values()), _protocol(probes)
+    device = _device(probed, settings)
     missing = {worker: each.missing for worker, each in probes.items()}
     transport = choose_transport(missing, settings, device, protocol)
-    readable = len({each.host for each in found}) == 1 and all(each.pooled for each in found)
-    memory = min((each.memory for each in found if each.memory is not None), default=None)
+    readable = len({each.host for each in probed}) == 1 and all(each.pooled for each in probed)
+    memory = min((each.memory for each in probed if each.memory is not None), default=None)
     scheduler, threads = client.run_on_scheduler(_scheduler)
     return ClusterFacts(
-        workers=len(found),
+        workers=len(probed),
         device=device,
         device_memory=memory and rounded(memory),
         one_sided=transport == "nccl" and readable,
         transport=transport,
         scheduler=scheduler,
         protocol=protocol,
-        hardware=_together(each.hardware for each in found),
+        hardware=_together(each.hardware for each in probed),
         hosts=_hosts(probes),
         threads=threads if device == "cpu" else 1,
     )
@@ -174,8 +174,8 @@ def memory_of(facts: ClusterFacts, settings: Settings) -> int | None:
 def usable(facts: ClusterFacts, settings: Settings) -> float | None:
     """Return the bytes of a device that may be used, ``None`` for no limit."""
     memory = memory_of(facts, settings)
-    found = None if memory is None else memory * (1 - settings.memory_safety_margin)
-    bounds = [bound for bound in (found, settings.memory_cap) if bound is not None]
+    usable = None if memory is None else memory * (1 - settings.memory_safety_margin)
+    bounds = [bound for bound in (usable, settings.memory_cap) if bound is not None]
     return min(bounds, default=None)
 
 
@@ -218,7 +218,7 @@ def _hosts(workers: Iterable[str]) -> Hosts:
 
 def _device(workers: Sequence[WorkerFacts], settings: Settings) -> Literal["cpu", "cuda"]:
     """Return the device of all workers; raise if it differs, or cannot use the transport."""
-    gpus = sum(each.device == "cuda" for each in workers)
+    gpus = sum(worker.device == "cuda" for worker in workers)
     if settings.device != "cuda" and not gpus:
         if settings.comm == "nccl":
             raise ValueError(

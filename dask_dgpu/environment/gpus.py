@@ -59,8 +59,8 @@ def count_gpus() -> int:
 def read_memory(gpus: Sequence[str]) -> list[GpuMemory]:
     """Return the memory of GPUs, except those with memory unknown to NVML."""
     with nvml_session() as nvml:
-        found = _read(nvml, gpus, nvml.nvmlDeviceGetMemoryInfo)
-    return [GpuMemory(name, int(each.free), int(each.total)) for name, each in found.items()]
+        memories = _read(nvml, gpus, nvml.nvmlDeviceGetMemoryInfo)
+    return [GpuMemory(name, int(each.free), int(each.total)) for name, each in memories.items()]
 
 
 def read_driver() -> str:
@@ -80,17 +80,17 @@ def read_driver() -> str:
 def read_models(gpus: Sequence[str]) -> dict[str, str]:
     """Return the model of each GPU, except of those unknown to NVML."""
     with nvml_session() as nvml:
-        found = _read(nvml, gpus, nvml.nvmlDeviceGetName)
-    return {name: text_of(model) for name, model in found.items()}
+        names = _read(nvml, gpus, nvml.nvmlDeviceGetName)
+    return {name: text_of(model) for name, model in names.items()}
 
 
 def _read(nvml: Any, gpus: Sequence[str], function: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what NVML knows of each GPU; it knows no memory of GPUs that share the host's."""
-    found = {}
+    readings = {}
     for name in gpus:
         with suppress(nvml.NVMLError):
-            found[name] = function(handle_of(nvml, name))
-    return found
+            readings[name] = function(handle_of(nvml, name))
+    return readings
 
 
 def pool_bytes(memories: Sequence[GpuMemory]) -> int | None:

@@ -154,10 +154,10 @@ def read(overrides: Mapping[str, Any] | None = None) -> Settings:
             raise ValueError(unknown("setting", name, sorted(map(_plain, names))))
         values[SHORT.get(matching[0], matching[0])] = value
     check(values)
-    found = {_plain(name): _parsed(name, value) for name, value in values.items()}
-    of_gangs = [name for name in found if name.startswith("gang_") or name == "comm_ports"]
-    limits = Limits(**{name.partition("_")[2]: found.pop(name) for name in of_gangs})
-    return Settings(comm=found.pop("comm_transport"), limits=limits, **found)
+    settings = {_plain(name): _parsed(name, value) for name, value in values.items()}
+    of_gangs = [name for name in settings if name.startswith("gang_") or name == "comm_ports"]
+    limits = Limits(**{name.partition("_")[2]: settings.pop(name) for name in of_gangs})
+    return Settings(comm=settings.pop("comm_transport"), limits=limits, **settings)
 
 
 def keywords() -> list[Parameter]:
@@ -189,8 +189,8 @@ def _ports(value: str | None) -> tuple[int, int] | None:
     """Return the first and the last of a range of ports."""
     if value is None:
         return None
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
-    first, last = map(int, found.groups()) if found else (0, 0)
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
+    first, last = map(int, match.groups()) if match else (0, 0)
     if not 0 < first <= last < 2**16:
         expected("setting dgpu.comm.ports", "null or a range of ports, as '30000-30100'", value)
     return first, last

@@ -45,10 +45,10 @@ def ask_workers(client: Client, function: Callable[..., T], *args: Any) -> dict[
         The error of the function on a worker.
     """
     answers: dict[str, Any] = client.run(function, *args, on_error="return")
-    found = {worker: each for worker, each in answers.items() if not isinstance(each, OSError)}
-    for each in found.values():
+    known = {worker: each for worker, each in answers.items() if not isinstance(each, OSError)}
+    for each in known.values():
         if isinstance(each, Exception):
             raise each
-    if answers and not found:
+    if answers and not known:
         raise DgpuError(f"lost all workers: {', '.join(sorted(answers))}")
-    return found
+    return known

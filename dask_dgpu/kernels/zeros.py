@@ -32,11 +32,11 @@ def count(values: Array) -> Any:
 
     On a GPU the result is an array without axes, so the host need not wait.
     """
-    found = np.count_nonzero(_marked(values))
+    zeros = np.count_nonzero(_marked(values))
     if values.dtype.kind in "biu":
-        return found
+        return zeros
     finite = np.count_nonzero(np.isfinite(values))  # CuPy compiles one reduction for both
-    return found ^ (-1 * (finite != values.size))  # -1 has all bits set
+    return zeros ^ (-1 * (finite != values.size))  # -1 has all bits set
 
 
 def packed_bytes(elements: int, nonzeros: int, itemsize: int) -> int:
@@ -63,14 +63,14 @@ def pack(values: Array, message: Array, nonzeros: int) -> None:
     start = 0
     for rows, first in slabs(values):
         marked = _marked(values[rows]).reshape(-1)
-        found = np.flatnonzero(marked)
-        stop = start + len(found)
+        where = np.flatnonzero(marked)
+        stop = start + len(where)
         if by_bit:
             bits = np.packbits(marked)
             places[first // 8 : first // 8 + len(bits)] = bits
         else:
-            places[start:stop] = found + first
-        packed[start:stop] = values[rows].reshape(-1)[found]
+            places[start:stop] = where + first
+        packed[start:stop] = values[rows].reshape(-1)[where]
         start = stop
 
 
@@ -89,11 +89,11 @@ def unpack(message: Array, nonzeros: int, dtype: Any, out: Array) -> None:
     for rows, first in slabs(out):
         part = out[rows]
         bits = places[first // 8 : -(-(first + part.size) // 8)]
-        found = np.flatnonzero(np.unpackbits(bits)[: part.size].view(bool))
+        where = np.flatnonzero(np.unpackbits(bits)[: part.size].view(bool))
         flat = np.zeros_like(packed, shape=(part.size,))
-        flat[found] = packed[start : start + len(found)]
+        flat[where] = packed[start : start + len(where)]
         part[...] = flat.reshape(part.shape)
-        start += len(found)
+        start += len(where)
 
 
 def _marked(values: Array) -> Array:

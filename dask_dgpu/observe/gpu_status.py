@@ -137,8 +137,8 @@ def gpu_status(
 def _status(client: Client | None) -> GpuStatus:
     optimizer = enabled_optimizer()
     settings = read() if optimizer is None else optimizer.settings
-    found = {HERE: read_device()} if client is None else client.run(read_device)
-    devices = dict(sorted(found.items()))
+    answers = {HERE: read_device()} if client is None else client.run(read_device)
+    devices = dict(sorted(answers.items()))
     most = {
         worker: usable(replace(ALONE, device_memory=device.blocks), settings)
         for worker, device in devices.items()

@@ -62,8 +62,8 @@ def progress(*futures: Any) -> None:
     """
     from distributed.utils import is_kernel
 
-    calls = [each for each in futures if hasattr(each, "iterations")]
-    others = [each for each in futures if not hasattr(each, "iterations")]
+    calls = [future for future in futures if hasattr(future, "iterations")]
+    others = [future for future in futures if not hasattr(future, "iterations")]
     looks = _looks_at_calls(calls) if calls else iter(())
     if others or not calls:
         looks = chain(looks, _looks(*_client_of(others)))
@@ -98,25 +98,25 @@ def _client_of(futures: Iterable[Any]) -> tuple[Client, list[Future[Any]]]:
 
     from dask_dgpu.runtime.tasks import PLUGIN
 
-    found = futures_of(list(futures))
-    clients = {id(future.client): future.client for future in found}
+    needed = futures_of(list(futures))
+    clients = {id(future.client): future.client for future in needed}
     if len(clients) != 1:
         got = "futures of several clients" if clients else "no future"
         raise ValueError(f"expected futures of one client, got {got}")
     (client,) = clients.values()
     if not client.run_on_scheduler(has_plugin, name=PLUGIN):
         raise DgpuError("dask_dgpu is not enabled on this cluster; call dask_dgpu.enable(client)")
-    return client, found
+    return client, needed
 
 
 def _looks_at_calls(calls: Sequence[Any]) -> Iterator[_Look]:
     """Yield what to draw until all calls have ended that made these arrays."""
     begin, names = time.perf_counter(), dict[int, str]()
     while True:
-        reached = [each.iterations() for each in calls]
-        for at, (_, most) in enumerate(reached):
-            names.setdefault(at, "loop" if most > 1 else "call")
-        bars = [Bar(at, names[at], *each) for at, each in enumerate(reached)]
+        reached = [call.iterations() for call in calls]
+        for i, (_, most) in enumerate(reached):
+            names.setdefault(i, "loop" if most > 1 else "call")
+        bars = [Bar(i, names[i], *each) for i, each in enumerate(reached)]
         if all(bar.done == bar.total for bar in bars):
             break
         yield _Look(bars)
@@ -154,13 +154,13 @@ def _looks(client: Client, waited_for: Sequence[Future[Any]]) -> Iterator[_Look]
 
 def _summary(tasks: int, gangs: Sequence[Bar], failed: int, seconds: float) -> str:
     """Return the line that stays."""
-    found = [counted(tasks, "task")]
+    parts = [counted(tasks, "task")]
     if gangs:
         total = counted(sum(bar.total for bar in gangs), "step")
-        found.append(f"{counted(len(gangs), 'gang')} of {total}")
+        parts.append(f"{counted(len(gangs), 'gang')} of {total}")
     if failed:
-        found.append(f"{failed} failed")
-    return f"{', '.join(found)} in {format_time(seconds)}"
+        parts.append(f"{failed} failed")
+    return f"{', '.join(parts)} in {format_time(seconds)}"
 
 
 def _draw_below(looks: Iterator[_Look], place: Any) -> None:

@@ -41,15 +41,15 @@ def awaited(keys: Collection[Key], dask_scheduler: Scheduler) -> tuple[list[Key]
 
     The keys themselves are among the tasks. Tasks that only serve a gang are not.
     """
-    found = _needed(keys, dask_scheduler)
+    needed = _needed(keys, dask_scheduler)
     wanted = {*keys}
     tasks = [
         ts.key
-        for ts in found
+        for ts in needed
         if ts.key in wanted
         or not (ts.state in ENDED or is_gang(ts.key) or serves(ts.key) or _is_out(ts))
     ]
-    return tasks, [ts.key for ts in found if is_gang(ts.key)]
+    return tasks, [ts.key for ts in needed if is_gang(ts.key)]
 
 
 async def reached(
@@ -61,8 +61,8 @@ async def reached(
     states = (dask_scheduler.tasks.get(key) for key in tasks)
     ended = sum(ts is None or ts.state in ENDED for ts in states)
     plugin: Any = dask_scheduler.plugins[PLUGIN]
-    found = [plugin.runs[key] for key in gangs if key in plugin.runs]
-    runs = [run for run in found if not run.outcome.done()]
+    started = [plugin.runs[key] for key in gangs if key in plugin.runs]
+    runs = [run for run in started if not run.outcome.done()]
     done = await asyncio.gather(*(_steps_done(dask_scheduler, run) for run in runs))
     return ended, [
         Bar(r.run_id, r.launch.title, n, len(r.program.nodes))
@@ -83,7 +83,7 @@ def _needed(keys: Collection[Key], scheduler: Scheduler) -> set[TaskState]:
 
 
 def _is_out(ts: TaskState) -> bool:
-    return any(is_gang(each.key) for each in ts.dependencies)
+    return any(is_gang(dependency.key) for dependency in ts.dependencies)
 
 
 async def _steps_done(scheduler: Scheduler, run: Run) -> int:

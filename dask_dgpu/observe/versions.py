@@ -69,36 +69,36 @@ def show_versions(file: TextIO | None = None) -> None:
 
 def packages() -> dict[str, str]:
     """Return the version of each package, without importing it."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         present = [
             number if each == name else f"{number} ({each})"
             for each, number in installed(name).items()
         ]
-        found[name] = " and ".join(present) or "not installed"
-    return found
+        versions[name] = " and ".join(present) or "not installed"
+    return versions
 
 
 def devices() -> dict[str, str]:
     """Return the processor and the GPUs of this process, with their memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = {"CPU": f"{CPU_COUNT} cores, {format_bytes(memory)} of memory"}
+    devices = {"CPU": f"{CPU_COUNT} cores, {format_bytes(memory)} of memory"}
     try:
-        found["driver"] = read_driver()
+        devices["driver"] = read_driver()
     except Exception as error:  # no bindings, no library or no driver
-        return found | {"GPU": f"none ({_cause(error)})"}
+        return devices | {"GPU": f"none ({_cause(error)})"}
     gpus = visible_gpus()
     if not gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return found | {"GPU": f"none (CUDA_VISIBLE_DEVICES is {visible!r})"}
+        return devices | {"GPU": f"none (CUDA_VISIBLE_DEVICES is {visible!r})"}
     models, memories = read_models(gpus), {each.name: each for each in read_memory(gpus)}
     for gpu in gpus:
         room = "memory unknown"
         if gpu in memories:
             free, total = memories[gpu].free, memories[gpu].total
             room = f"{format_bytes(free)} of {format_bytes(total)} free"
-        found[f"GPU {gpu}"] = f"{models.get(gpu, 'model unknown')}, {room}"
-    return found
+        devices[f"GPU {gpu}"] = f"{models.get(gpu, 'model unknown')}, {room}"
+    return devices
 
 
 def _cause(error: Exception) -> str:
@@ -110,28 +110,30 @@ def _cause(error: Exception) -> str:
 def transports() -> dict[str, str]:
     """Return for each transport whether this process has its packages."""
     missing = missing_transports()
-    found: dict[str, str] = {}
+    transports: dict[str, str] = {}
     for name in TRANSPORTS:
-        found[name] = f"needs {missing[name]}" if name in missing else "available"
+        transports[name] = f"needs {missing[name]}" if name in missing else "available"
     torch = torch_versions()
     if "nccl" not in missing and torch is not None:
-        found["nccl"] += f", torch with CUDA {torch['cuda']}"
-    return found
+        transports["nccl"] += f", torch with CUDA {torch['cuda']}"
+    return transports
 
 
 def settings() -> dict[str, str]:
     """Return the settings, whether dask_dgpu is enabled, and any setting that is not allowed."""
     optimizer = enabled_optimizer()
-    found = {"enabled": "no"}
+    settings = {"enabled": "no"}
     if optimizer is not None:
         facts = optimizer.facts
         workers = f"{facts.workers} workers" if facts.workers else "this process"
-        found["enabled"] = f"on {workers}, device {facts.device}, transport {optimizer.transport}"
-    found["array.backend"] = shown(dask.config.get("array.backend", "numpy"))
+        settings["enabled"] = (
+            f"on {workers}, device {facts.device}, transport {optimizer.transport}"
+        )
+    settings["array.backend"] = shown(dask.config.get("array.backend", "numpy"))
     for name, (value, default) in effective().items():
-        found[name] = f"{value}" if default else f"{value} (not the default)"
+        settings[name] = f"{value}" if default else f"{value} (not the default)"
     try:
         read()
     except ValueError as error:
-        found["error"] = str(error)
-    return found
+        settings["error"] = str(error)
+    return settings

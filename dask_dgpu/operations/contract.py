@@ -82,8 +82,8 @@ def _plan(request: Request) -> ContractPlan:
     letters = subscripts.left, subscripts.right, subscripts.output
     grids = *(each.layout.grid for each in inputs), result.grid
     left, right, output = (
-        Stack.of(each, groups, grid, dict(kept))
-        for each, groups, grid in zip(letters, subscripts.groups, grids, strict=True)
+        Stack.of(letter, groups, grid, dict(kept))
+        for letter, groups, grid in zip(letters, subscripts.groups, grids, strict=True)
     )
     stacks = left, right, output
     a, b = (stack.layout(each.layout) for stack, each in zip(stacks, inputs, strict=False))
@@ -104,17 +104,17 @@ def _best(
     room = None if request.room is None else request.room - copied
     request = replace(request, room=room)
     elements = a.cuts[0][-1]
-    found: list[OwnerPlan | TurnPlan] = []
+    plans: list[OwnerPlan | TurnPlan] = []
     if elements != 1:
         limits = request.size, request.machine, room
-        found.append(plan_owners(a, b, dtypes, request.result.dtype, *limits))
+        plans.append(plan_owners(a, b, dtypes, request.result.dtype, *limits))
     if a.grid[0] < request.size or elements == 1:
-        found.append(_in_turn(request, a, b, dtypes))
+        plans.append(_in_turn(request, a, b, dtypes))
 
     def order(work: OwnerPlan | TurnPlan) -> tuple[float, float]:
         return request.excess(work.peak_bytes), _seconds(work, request.machine)
 
-    return min(found, key=order)
+    return min(plans, key=order)
 
 
 def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) -> TurnPlan:
@@ -123,8 +123,8 @@ def _in_turn(request: Request, a: Layout, b: Layout, dtypes: tuple[str, str]) ->
     task = tuple(range(a.grid[1])), tuple(range(b.grid[2])), None, None
     known: dict[Any, PartProduct] = {}
     parts = []
-    for at in range(a.grid[0]):
-        pair = _matrix(a, at, dtypes[0]), _matrix(b, at, dtypes[1])
+    for i in range(a.grid[0]):
+        pair = _matrix(a, i, dtypes[0]), _matrix(b, i, dtypes[1])
         room = request.room
         if room is not None:
             room -= _others(a, b, dtypes, result, pair, request.size)
@@ -195,11 +195,11 @@ def _run_in_turn(
         if plan.lengths[index[0]] != 1
     }
     steps = [part.plan.steps for part in plan.parts]
-    total = sum(each * length for each, length in zip(steps, plan.lengths, strict=True))
+    total = sum(step * length for step, length in zip(steps, plan.lengths, strict=True))
     before = 0
-    for at, (part, length) in enumerate(zip(plan.parts, plan.lengths, strict=True)):
+    for i, (part, length) in enumerate(zip(plan.parts, plan.lengths, strict=True)):
         matrices = [
-            {index[1:]: block for index, block in stack.items() if index[0] == at}
+            {index[1:]: block for index, block in stack.items() if index[0] == i}
             for stack in (a, b)
         ]
         for element in range(length):
@@ -213,10 +213,10 @@ def _run_in_turn(
             made: Any = MATMUL.run(part, comm, device, *factors, progress=advance)
             for index, block in made.items():
                 if length == 1:
-                    result[at, *index] = block[None]
+                    result[i, *index] = block[None]
                 else:
-                    result[at, *index][element] = block
-            before += steps[at]
+                    result[i, *index][element] = block
+            before += steps[i]
     return result
 
 
@@ -245,7 +245,7 @@ def _seconds(work: OwnerPlan | TurnPlan, machine: Machine) -> float:
     if isinstance(work, OwnerPlan):
         return cost(work, machine)
     costs = (MATMUL.cost(part, machine).seconds for part in work.parts)
-    return sum(each * length for each, length in zip(costs, work.lengths, strict=True))
+    return sum(cost * length for cost, length in zip(costs, work.lengths, strict=True))
 
 
 CONTRACT = Operation(plan=_plan, layout=_layout, run=_run, cost=_cost, flops=_flops)

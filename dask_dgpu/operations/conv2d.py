@@ -76,11 +76,11 @@ def _tiled(request: Request, cuts: tuple[Cuts, ...], *, roomy: bool = True) -> C
 
 def _blocks_of(tiles: Cuts, blocks: Cuts) -> list[int]:
     """Return the block that each tile of an axis is in; either may be empty."""
-    found, block = [], 0
+    gathered, block = [], 0
     for stop in tiles[1:]:
-        found.append(block)
+        gathered.append(block)
         block += stop == blocks[block + 1]
-    return found
+    return gathered
 
 
 def _cost(plan: Conv2dPlan, machine: Machine) -> Cost:
@@ -96,8 +96,8 @@ def _cost(plan: Conv2dPlan, machine: Machine) -> Cost:
 
 
 def _peak(plan: Conv2dPlan) -> int:
-    layouts = (*(each.layout for each in plan.gathers), plan.result)
-    shares = [each.shares(plan.size, plan.windows.itemsize) for each in layouts]
+    layouts = (*(gather.layout for gather in plan.gathers), plan.result)
+    shares = [layout.shares(plan.size, plan.windows.itemsize) for layout in layouts]
     return int(np.sum(shares, axis=0).max()) + workspace(plan)
 
 

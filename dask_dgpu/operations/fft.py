@@ -46,14 +46,17 @@ def _plan(request: Request) -> PartTransform:
     def planned(*, roomy: bool) -> list[RankedPencil]:
         terms = layout, request.size, request.machine, put
         candidates = _candidates(plan, layout, request.size)
-        return [plan_on_ranks(each, *terms, spent=source.spent, roomy=roomy) for each in candidates]
+        return [
+            plan_on_ranks(candidate, *terms, spent=source.spent, roomy=roomy)
+            for candidate in candidates
+        ]
 
-    found = planned(roomy=True)
-    ranked = min(found, key=lambda each: cost(each, request.machine))
+    fitting = planned(roomy=True)
+    ranked = min(fitting, key=lambda each: cost(each, request.machine))
     if request.excess(peak(ranked)):
-        found += planned(roomy=False)
+        fitting += planned(roomy=False)
         ranked = min(
-            found, key=lambda each: (request.excess(peak(each)), cost(each, request.machine))
+            fitting, key=lambda each: (request.excess(peak(each)), cost(each, request.machine))
         )
     return PartTransform(ranked, (first, begin), request.result.cuts)
 
@@ -81,8 +84,8 @@ def _run(
         place = tuple(map(sub, index, first))
         if all(0 <= at < count for at, count in zip(place, grid, strict=True)):
             given[place] = blocks.pop(index) if part.ranked.spent else blocks[index]
-    found = pencil_fft_rank(part.ranked, comm, device, given, progress)
-    return {tuple(map(add, index, begin)): block for index, block in found.items()}
+    shares = pencil_fft_rank(part.ranked, comm, device, given, progress)
+    return {tuple(map(add, index, begin)): block for index, block in shares.items()}
 
 
 def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]:
@@ -90,8 +93,8 @@ def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]
 
     Along an axis whose blocks are all on one rank anyway, the array is as good as whole.
     """
-    found = [plan, _again(plan, plan.input_chunks, size)]
-    found += [
+    plans = [plan, _again(plan, plan.input_chunks, size)]
+    plans += [
         _again(
             plan,
             tuple(c if k != axis else (sum(c),) for k, c in enumerate(plan.input_chunks)),
@@ -100,12 +103,12 @@ def _candidates(plan: PencilPlan, source: Layout, size: int) -> list[PencilPlan]
         for axis in range(source.ndim)
         if source.grid[axis] > 1 and _on_one_rank(source, axis)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(plans))
 
 
 def _again(plan: PencilPlan, chunks: Chunks, size: int) -> PencilPlan:
     """Plan the same for an array in other chunks, which each rank can have by itself."""
-    transforms = [each for stage in plan.stages for each in stage.transforms]
+    transforms = [transform for stage in plan.stages for transform in stage.transforms]
     again = plan_pencil_fft(
         chunks, plan.dtype, transforms, output_chunks=plan.output_chunks, ranks=size
     )

@@ -122,8 +122,8 @@ def shipped_to(
 ) -> tuple[int, ...]:
     """Return the bytes that each rank receives; shipments have numbers of values."""
     total = [0] * size
-    for each in shipments:
-        total[each.target] += values[each.value].nbytes(each.index)
+    for shipment in shipments:
+        total[shipment.target] += values[shipment.value].nbytes(shipment.index)
     return tuple(total)
 
 
@@ -279,9 +279,9 @@ def conforming(
     if kind != container:
         arraylike = hasattr(block, "__array__") or isinstance(block, list | tuple)
         masked = isinstance(block, np.ma.MaskedArray)
-        found = "a masked array" if masked else kind
+        got = "a masked array" if masked else kind
         refusal = UndeclaredTypeError(
-            f"a block of {label(name)} is declared as {container} but is {found}"
+            f"a block of {label(name)} is declared as {container} but is {got}"
         )
         if masked or container != NUMPY or not arraylike:
             raise refusal

@@ -74,14 +74,14 @@ class GraphOptimizer(Planner):
         rewriting = self.rewrite(guarded(graph), keys, present)
         if logger.isEnabledFor(logging.INFO):
             log_verdicts(rewriting, arrays_of(graph, _flat(keys)))
-        found = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
-        if not rewriting.regions or isinstance(found, HighLevelGraph):  # fusion is off
-            return found
+        optimized = dask.array.optimization.optimize(rewriting.graph, keys, **kwargs)
+        if not rewriting.regions or isinstance(optimized, HighLevelGraph):  # fusion is off
+            return optimized
         wanted = _flat(keys)
         if present is not NOTHING:
-            found = embedded(found, wanted, present.places)
-        found = finish(found, wanted, rewriting.graph)
-        return found if self.facts.device == "cuda" else answered(found, wanted, tasks.out)
+            optimized = embedded(optimized, wanted, present.places)
+        optimized = finish(optimized, wanted, rewriting.graph)
+        return optimized if self.facts.device == "cuda" else answered(optimized, wanted, tasks.out)
 
     def rewrite(
         self, graph: HighLevelGraph, keys: Any, present: Present = NOTHING
@@ -111,8 +111,8 @@ def reading(original: Callable[..., Any]) -> Callable[..., Any]:
         several = isinstance(collections, tuple | list | set)
         given = collections if several else (collections,)
         if any(type(each).__module__.startswith("dask_array.") for each in given):
-            found = list(map(as_dasks, given))
-            collections = found if several else found[0]
+            arrays = list(map(as_dasks, given))
+            collections = arrays if several else arrays[0]
         return original(collections, *args, **kwargs)
 
     return collections_to_expr
@@ -131,8 +131,8 @@ def hurry() -> None:
 
 def enabled_optimizer() -> GraphOptimizer | None:
     """Return the optimizer that Dask calls, ``None`` if dask_dgpu is not enabled."""
-    found = dask.config.get("array_optimize", None)
-    return found if isinstance(found, GraphOptimizer) else None
+    optimizer = dask.config.get("array_optimize", None)
+    return optimizer if isinstance(optimizer, GraphOptimizer) else None
 
 
 def _flat(keys: Any) -> set[Any]:

@@ -89,8 +89,8 @@ def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> 
     """Optimize a graph without names and data; return the result with its tokens."""
 
     def real(keys: Collection[Key]) -> list[Key]:
-        found: list[Key] = pickle.loads(sent.restored(pickle.dumps(list(keys))))
-        return found
+        restored: list[Key] = pickle.loads(sent.restored(pickle.dumps(list(keys))))
+        return restored
 
     def places(keys: Collection[Key]) -> Places:
         own = dict(zip(real(keys), keys, strict=True))
@@ -98,13 +98,15 @@ def _optimized(optimizer: GraphOptimizer, sent: SentGraph, present: Present) -> 
         return {own[key]: place for key, place in present.places(known).items()}
 
     graph, wanted = sent.open()
-    found = optimizer.optimize(graph, wanted, Present(lambda k: present.others(real(k)), places))
-    if isinstance(found, HighLevelGraph):
+    optimized = optimizer.optimize(
+        graph, wanted, Present(lambda k: present.others(real(k)), places)
+    )
+    if isinstance(optimized, HighLevelGraph):
         return Kept(b"")
-    launches = [task.args[0] for key, task in found.items() if is_gang(key)]
-    programs = {f"program-{at}": each.program for at, each in enumerate(launches)}
+    launches = [task.args[0] for key, task in optimized.items() if is_gang(key)]
+    programs = {f"program-{i}": launch.program for i, launch in enumerate(launches)}
     known: dict[Any, Any] = {GRAPH: graph, **programs, **dict(enumerate(sent.arrays))}
-    text = pickled(found, known, {Launch: _reduced, Plain: partial(_reduced_plain, graph)})
+    text = pickled(optimized, known, {Launch: _reduced, Plain: partial(_reduced_plain, graph)})
     # opened again, they hold no object of the user
     alone = {name: pickle.loads(pickle.dumps(program)) for name, program in programs.items()}
     nbytes = len(text) + sum(2 * len(program.text[0]) for program in programs.values())

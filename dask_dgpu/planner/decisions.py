@@ -171,10 +171,10 @@ class Planner:
             if len(kept) == len(pieces):
                 break
             pieces, gangs = kept, []  # the others change which blocks of these are needed
-        found = graph.emit(self._launches(gangs, reader)) if gangs else reader.without_gangs
+        emitted = graph.emit(self._launches(gangs, reader)) if gangs else reader.without_gangs
         predicted = tuple((gang.region, gang.prediction) for gang in gangs)
         why = tuple(declined), verdicts.left, lacks, own_left
-        return Rewriting(found, reader, predicted, *why)
+        return Rewriting(emitted, reader, predicted, *why)
 
     def _best(
         self,
@@ -382,9 +382,9 @@ def foregone(names: Sequence[str], graph: Graph, facts: ClusterFacts, when: str)
 
 def _meets(region: Region, places: Places) -> bool:
     """Whether blocks with the same index are known to be on several workers."""
-    found: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
     return any(
-        found.setdefault(index, places[key]) != places[key]
+        counts.setdefault(index, places[key]) != places[key]
         for node, blocks in region.inputs
         for index in blocks
         if (key := (node.name, *index)) in places

@@ -62,12 +62,12 @@ def report_elsewhere(scheduler: Scheduler, enabled: str | None, arrays: Collecti
 def log_verdicts(rewriting: Rewriting[Any], arrays: Collection[str]) -> None:
     """Log at INFO which gangs a graph becomes, and why the rest of it does not."""
     gangs = [
-        f"{region.label} run as {'a gang' if found.parts == 1 else f'{found.parts} gangs'}"
-        for region, found in rewriting.regions
+        f"{region.label} run as {'a gang' if verdict.parts == 1 else f'{verdict.parts} gangs'}"
+        for region, verdict in rewriting.regions
     ]
     reasons = {each.name: each.reason for each in rewriting.declined}
-    found = {**rewriting.left, **reasons}
-    left = [f"{label(name)} is left to Dask: {reason}" for name, reason in found.items()]
+    refused = {**rewriting.left, **reasons}
+    left = [f"{label(name)} is left to Dask: {reason}" for name, reason in refused.items()]
     usual = ONE_PROCESS if rewriting.own_left else NO_MEETING
     text = "; ".join([*gangs, *left]) or f"{usual}, so all of it is left to Dask"
     logger.info("graph of %s: %s", ", ".join(sorted(arrays)), text[:MOST_LOGGED])
@@ -77,8 +77,8 @@ def fallbacks_of(client: Client | None, names: Collection[str]) -> tuple[str, ..
     """Return why a cluster left graphs of some arrays to Dask, each reason once."""
     if client is None or client.asynchronous:
         return ()
-    found: list[str] = client.run_on_scheduler(_reasons, names=sorted(names))
-    return tuple(found)
+    reasons: list[str] = client.run_on_scheduler(_reasons, names=sorted(names))
+    return tuple(reasons)
 
 
 def _reasons(names: Collection[str], dask_scheduler: Scheduler) -> list[str]:

@@ -24,7 +24,7 @@ def with_joined(
     Those in parts stay as they are.
     """
     planned = {id(gang.region): gang for gang in gangs}
-    found = [gang for gang in planned.values() if gang.prediction.parts > 1]
+    in_parts = [gang for gang in planned.values() if gang.prediction.parts > 1]
     for at_once in (True, False):
         regions = [
             gang.region
@@ -32,8 +32,8 @@ def with_joined(
             if gang.prediction.at_once is at_once and gang.prediction.parts == 1
         ]
         for group in together(regions, needed):
-            found += _joined([planned[id(region)] for region in group], plan)
-    return found
+            in_parts += _joined([planned[id(region)] for region in group], plan)
+    return in_parts
 
 
 def _joined(apart: Sequence[Gang], plan: Callable[[Region], Gang]) -> Sequence[Gang]:

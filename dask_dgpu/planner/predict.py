@@ -171,21 +171,23 @@ class Gang:
     @property
     def lack(self) -> Lack | None:
         """What it lacks if it does not fit."""
-        found = self.least or self
-        if found.room is None or self.fits:
+        prediction = self.least or self
+        if prediction.room is None or self.fits:
             return None
-        return Lack(found.prediction, found.room, found.others, found is not self)
+        return Lack(
+            prediction.prediction, prediction.room, prediction.others, prediction is not self
+        )
 
     def beats(self, others: Sequence[Gang]) -> bool:
         """Whether it fits and saves at least as much as some gangs, if there are any."""
-        return bool(others) and self.fits and self.gain >= sum(each.gain for each in others)
+        return bool(others) and self.fits and self.gain >= sum(other.gain for other in others)
 
     def refusal(self, when: str) -> str | None:
         """Return the reason against it, if there is one: its memory or, by ``when``, its cost."""
         if self.lack is not None:
             return self.lack.reason
-        found = self.prediction
-        ours, plain = found.device_seconds, found.dask_seconds
+        prediction = self.prediction
+        ours, plain = prediction.device_seconds, prediction.dask_seconds
         if when == "always" or self.region.forced or ours < LEAST_GAIN * plain:
             return None
         if ours < plain:
@@ -323,7 +325,7 @@ def _copied(program: Program) -> Iterator[Read]:
     Collectives compute on the device, and functions that return NumPy blocks on the host.
     """
     values = program.values
-    on_host = {at for at, value in enumerate(program.inputs) if value.container == NUMPY}
+    on_host = {i for i, value in enumerate(program.inputs) if value.container == NUMPY}
     for number, node in program.numbered.items():
         is_here = node.operation is None and node.value.container == NUMPY
         yield from (read for read in _reads(node, values) if (read[0] in on_host) != is_here)
@@ -339,8 +341,8 @@ def _copied(program: Program) -> Iterator[Read]:
 def _reads(node: Node, values: Sequence[Value]) -> Iterator[Read]:
     """Yield the blocks of each input that a node reads."""
     needs = {need for each in node.needs for need in each}
-    for at, number in enumerate(dict.fromkeys(node.reads)):
-        own = [index for place, index in needs if place == at]
+    for i, number in enumerate(dict.fromkeys(node.reads)):
+        own = [index for place, index in needs if place == i]
         yield number, own if node.operation is None else values[number].indices()
 
 

@@ -91,7 +91,9 @@ def scheduler_here(scheduler_id: str | None) -> Scheduler | None:
         return None
     from distributed.scheduler import Scheduler
 
-    return next((each for each in list(Scheduler._instances) if each.id == scheduler_id), None)
+    return next(
+        (instance for instance in list(Scheduler._instances) if instance.id == scheduler_id), None
+    )
 
 
 def plugin_on(scheduler_id: str | None) -> GangSchedulerPlugin | None:
@@ -118,7 +120,9 @@ def other_scheduler(scheduler_id: str | None) -> Scheduler | None:
         return None
     from distributed.scheduler import Scheduler
 
-    reading = [each for each in list(Scheduler._instances) if each._active_graph_updates]
+    reading = [
+        instance for instance in list(Scheduler._instances) if instance._active_graph_updates
+    ]
     if not reading or any(each.id == scheduler_id for each in reading):
         return None
     return reading[0]
@@ -168,7 +172,7 @@ def _other_results(keys: Collection[Key], dask_scheduler: Scheduler) -> int:
 
 def _places(keys: Collection[Key], dask_scheduler: Scheduler) -> dict[Key, int]:
     """Return the number of a worker that has each block or will soon, in a fixed order."""
-    numbers = {address: at for at, address in enumerate(sorted(dask_scheduler.workers))}
+    numbers = {address: i for i, address in enumerate(sorted(dask_scheduler.workers))}
     plugin = _plugin(dask_scheduler)
     runs = {} if plugin is None else plugin.runs
     known = {key: ts for key in keys if (ts := dask_scheduler.tasks.get(key)) is not None}

@@ -30,11 +30,11 @@ class Tried(NamedTuple):
             f"{second if smaller else 'the same, as no plan needs less'}; {reason}; "
             f"set dgpu.memory.cap to less than {second}"
         )
-        found = OutOfMemoryError(message, self.first_bytes, self.second_bytes)
-        found.with_traceback(error.__traceback__)
+        lack = OutOfMemoryError(message, self.first_bytes, self.second_bytes)
+        lack.with_traceback(error.__traceback__)
         for note in getattr(error, "__notes__", ()):
-            found.add_note(note)
-        return found
+            lack.add_note(note)
+        return lack
 
 
 def with_less(program: Program, name: str, owners: Owners, size: int) -> tuple[Plans, Tried]:

@@ -25,14 +25,14 @@ def known_blocks(
     program: Program, shipments: Iterable[Shipment], container: str
 ) -> dict[Block, Form]:
     """Return what shipped blocks are, of those that are known to be as declared in a container."""
-    found = {}
-    for block in {each.block: None for each in shipments}:
+    blocks = {}
+    for block in {shipment.block: None for shipment in shipments}:
         number, index = block
         returned = _returned(program, block)
         form = None if returned is None else form_of(program.values[number], index, returned)
         if form is not None and form.container == container:
-            found[block] = form
-    return found
+            blocks[block] = form
+    return blocks
 
 
 def _returned(program: Program, block: Block) -> Returned | None:
@@ -44,10 +44,10 @@ def _returned(program: Program, block: Block) -> Returned | None:
     if node.operation is not None:
         return Returned()
     kinds = {at: (program.values[at].dtype, len(program.values[at].cuts)) for at in node.reads}
-    found = program.blockworks[number].returned(index, kinds)
-    if found is None or isinstance(found, Returned):
-        return found
-    part = _returned(program, found)
+    kind = program.blockworks[number].returned(index, kinds)
+    if kind is None or isinstance(kind, Returned):
+        return kind
+    part = _returned(program, kind)
     return part if part is not None and part.fields else None
 
 

@@ -27,13 +27,13 @@ from dask_dgpu.runtime.prepared import (
     Functions,
     Operating,
     Prepared,
-    Step,
+    RankStep,
     Stretch,
 )
 from dask_dgpu.runtime.program import Key
 from dask_dgpu.runtime.ship import Shipping, ship
 from graph_opt.model.layout import CUPY, NUMPY, Index
-from graph_opt.model.recipe import Block, Call
+from graph_opt.model.recipe import Block, TaskCall
 
 Array = Any
 
@@ -199,7 +199,7 @@ class Rank:
             }
         return {key: device.hand_over(block) for key, block in results.items()}
 
-    def take(self, step: Step) -> Span:
+    def take(self, step: RankStep) -> Span:
         """Take one step, and free what ends with it."""
         name = self.names[step.number]
         with self.observer.step(name, step.action) as span, self.device.named(name):
@@ -268,16 +268,16 @@ class Rank:
         spans: Sequence[Span] = ()
         reported: list[Span] = []
         clock = self.device.clock()
-        for at, (name, step) in enumerate(zip(names, stretch.steps, strict=True)):
+        for i, (name, step) in enumerate(zip(names, stretch.steps, strict=True)):
             with self.observer.step(name, step.action) as span:
-                if at == 0:
+                if i == 0:
                     made, spans = recorded.launch(arrays)
                     if isinstance(self.given_comm, RecordableComm):
                         self.given_comm.launched()
                     self.device.join()
                     if clock is not None:
                         clock.tick()
-                span.nbytes, span.sent_bytes = spans[at].nbytes, spans[at].sent_bytes
+                span.nbytes, span.sent_bytes = spans[i].nbytes, spans[i].sent_bytes
             reported.append(span)
         if clock is not None:
             self.launches.append((clock, reported))
@@ -371,13 +371,13 @@ class Rank:
                 return received[read]
             return values[number].get(index, MERGED) if work.merges else values[number][index]
 
-        def read(call: Call) -> list[Array]:
+        def read(call: TaskCall) -> list[Array]:
             given = [*map(block, call.reads)]
             for recorded in self.recorded if work.once else ():  # users may keep blocks
                 given = [recorded.outside(block) for block in given]
             return [self._outside(block, on_host) for block in given] if on_host else given
 
-        def make(batch: Sequence[tuple[Index, Call]]) -> list[Array]:
+        def make(batch: Sequence[tuple[Index, TaskCall]]) -> list[Array]:
             read_by = [(call, read(call)) for _, call in batch]
             try:
                 with observer.calling():
@@ -394,15 +394,15 @@ class Rank:
 
         def computed(some: Sequence[Index]) -> list[Array]:
             calls = [(index, work.calls[index]) for index in some]
-            batches = [calls[at : at + most] for at in range(0, len(calls), most)]
+            batches = [calls[i : i + most] for i in range(0, len(calls), most)]
             return [*chain.from_iterable(self.device.each(make, batches))]
 
         if work.groups:
-            found = _merged(work, computed)
+            merged = _merged(work, computed)
         else:
-            found = dict(zip(work.calls, computed([*work.calls]), strict=True))
+            merged = dict(zip(work.calls, computed([*work.calls]), strict=True))
         self.device.join()  # before received blocks are freed
-        return found
+        return merged
 
     def _on_device(self, block: Array) -> bool:
         return self.on_cuda and type(block).__module__.startswith("cupy")
@@ -426,17 +426,17 @@ def _timed(comm: Comm, device: Device, transport: Transport) -> TimedComm | None
 
 def _merged(work: Functions, computed: Callable[[Sequence[Index]], list[Array]]) -> Blocks:
     """Compute parts of sums, a few at a time, and merge each group of them into its first."""
-    found: Blocks = {}
+    merged: Blocks = {}
     into = {index: group[0] for group in work.groups for index in group}
     into |= {index: index for index in work.calls if index not in into}
     order = [*into]
-    for some in (order[at : at + MOST_PARTS] for at in range(0, len(order), MOST_PARTS)):
+    for some in (order[i : i + MOST_PARTS] for i in range(0, len(order), MOST_PARTS)):
         pairs = zip(some, computed(some), strict=True)
         for first, group in groupby(pairs, key=lambda pair: into[pair[0]]):
             blocks = [each for _, each in group]
-            merges = len(blocks) > 1 or first in found
-            found[first] = added([found.get(first, MERGED), blocks]) if merges else blocks[0]
-    return found
+            merges = len(blocks) > 1 or first in merged
+            merged[first] = added([merged.get(first, MERGED), blocks]) if merges else blocks[0]
+    return merged
 
 
 def _write_times(spans: Iterable[Span], ago: Iterable[float], now: float) -> None:
@@ -449,6 +449,6 @@ def _write_recorded(clock: Any, spans: Sequence[Span]) -> None:
     """Write the device's time of a recording to its first step; the others have none."""
     seconds = clock.seconds_ago()[0]
     end = spans[0].start + seconds
-    for at, span in enumerate(spans):
+    for i, span in enumerate(spans):
         span.recorded = len(spans), seconds
-        span.start, span.stop = end if at else span.start, end
+        span.start, span.stop = end if i else span.start, end

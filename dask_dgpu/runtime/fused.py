@@ -59,8 +59,8 @@ class Fused(Bare):
 
     @cached_property
     def _text(self) -> bytes:
-        found: bytes = cloudpickle.dumps(self.fusion)
-        return found
+        text: bytes = cloudpickle.dumps(self.fusion)
+        return text
 
     def __call__(self, *given: Any) -> Any:
         """Return the block, or what Dask's aggregate of several blocks reads."""
@@ -77,8 +77,8 @@ class Fused(Bare):
         if not all(_suit(read.blocks, self._dtypes) for read in every):
             return [self(*given) for given in calls]
         with _ignored() if self._ignores else _NOTHING:
-            found = evaluate_all(self.fusion.expression, [read.blocks for read in every])
-        return [self._finished(*each) for each in zip(found, every, strict=True)]
+            results = evaluate_all(self.fusion.expression, [read.blocks for read in every])
+        return [self._finished(*each) for each in zip(results, every, strict=True)]
 
     def _read(self, given: Sequence[Any]) -> _Read:
         inputs = len(self._dtypes)
@@ -117,9 +117,9 @@ _NOTHING = nullcontext()
 @lru_cache(MOST_OPENED)
 def _opened(text: bytes) -> Fused:
     """Return the function with a text: the same for all tasks of a worker."""
-    found = Fused(pickle.loads(text))
-    vars(found)["_text"] = text
-    return found
+    fused = Fused(pickle.loads(text))
+    vars(fused)["_text"] = text
+    return fused
 
 
 @contextmanager
@@ -206,9 +206,9 @@ def _extremes(values: Array, places: Array) -> Any:
     """Return extreme values and their places: one array, if it may have fields, or two."""
     if not isinstance(values, np.ndarray):
         return {"vals": values, "arg": places}
-    found = np.empty(values.shape, [("vals", values.dtype), ("arg", places.dtype)])
-    found["vals"], found["arg"] = values, places
-    return found
+    pairs = np.empty(values.shape, [("vals", values.dtype), ("arg", places.dtype)])
+    pairs["vals"], pairs["arg"] = values, places
+    return pairs
 
 
 def _counted(places: Array, shape: Shape, place: Any) -> Array:
@@ -218,8 +218,8 @@ def _counted(places: Array, shape: Shape, place: Any) -> Array:
     """
     if not isinstance(place, tuple):
         return places + place
-    found, step = 0, 1
+    count, step = 0, 1
     for length, start, whole in zip(*map(reversed, (shape, *place)), strict=True):
-        found = found + (places % length + start) * step
+        count = count + (places % length + start) * step
         places, step = places // length, step * whole
-    return found
+    return count

@@ -44,8 +44,8 @@ def check_installed(client: Client) -> None:
     """
     # Dask's own functions find them, so processes without dask_dgpu answer too
     scheduler: Any = client.scheduler
-    found: Any = client.get_versions(packages=[OWN])
-    _check({f"scheduler {scheduler.address}": found["scheduler"], **found["workers"]})
+    versions: Any = client.get_versions(packages=[OWN])
+    _check({f"scheduler {scheduler.address}": versions["scheduler"], **versions["workers"]})
 
 
 def check_scheduler(client: Client) -> None:
@@ -79,11 +79,11 @@ def installed_here() -> dict[str, str | None]:
 
 def installed(package: str) -> dict[str, str]:
     """Return the version of each installed distribution of a package, without importing it."""
-    found = {}
+    versions = {}
     for each in VARIANTS.get(package, (package,)):
         with suppress(PackageNotFoundError):
-            found[each] = version(each)
-    return found
+            versions[each] = version(each)
+    return versions
 
 
 def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
@@ -93,8 +93,8 @@ def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
     """
     wanted = installed_here()
     for name in ON_WORKERS if workers else ():
-        ((wanted[name], _),) = Counter(each[name] for each in workers.values()).most_common(1)
-    found = {}
+        ((wanted[name], _),) = Counter(worker[name] for worker in workers.values()).most_common(1)
+    differing = {}
     for worker, versions in workers.items():
         wrong = [
             f"{name} {versions[name] or 'not installed'}, expected {number or 'none'}"
@@ -102,5 +102,5 @@ def differences(workers: Mapping[str, Versions]) -> dict[str, str]:
             if versions[name] != number
         ]
         if wrong:
-            found[worker] = f"has {' and '.join(wrong)}"
-    return found
+            differing[worker] = f"has {' and '.join(wrong)}"
+    return differing

@@ -68,12 +68,12 @@ class Aggregate:
             return self.own(pairs, **options)
         arrays = [array for state in states for array in state]
         dtype, ddof = np.dtype(options.get("dtype", "f8")), options.get("ddof", 0)
-        found = called(_merged, *arrays, by=self, parts=len(states), dtype=dtype, ddof=ddof)
+        results = called(_merged, *arrays, by=self, parts=len(states), dtype=dtype, ddof=ddof)
         if self.finish is None:
-            parts = dict(zip(("n", "total", "M"), found, strict=False))
+            parts = dict(zip(("n", "total", "M"), results, strict=False))
             return parts | ({"M": parts["M"][..., None]} if "M" in parts else {})
         reduced = () if options.get("keepdims") else _axes(options)
-        (value,) = found
+        (value,) = results
         return value.reshape([n for axis, n in enumerate(value.shape) if axis not in reduced])
 
 
@@ -91,7 +91,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 def _merged(*arrays: Array, by: Aggregate, parts: int, dtype: Any, ddof: float) -> Sequence[Array]:
     """Return the state of all parts, given the arrays of each, or the result."""
     each = len(arrays) // parts
-    state = by.merge([arrays[at : at + each] for at in range(0, len(arrays), each)])
+    state = by.merge([arrays[i : i + each] for i in range(0, len(arrays), each)])
     return state if by.finish is None else [by.finish(state, ddof).astype(dtype)]
 
 
@@ -102,12 +102,12 @@ def _states(pairs: Any, options: Options) -> list[State] | None:
     if cupy is None or not usual or not options.keys() <= KNOWN:
         return None
     parts = list(flatten([pairs]))  # in lists, one level for each reduced axis
-    if not 0 < len(parts) <= MOST_PARTS or any(type(each) is not dict for each in parts):
+    if not 0 < len(parts) <= MOST_PARTS or any(type(part) is not dict for part in parts):
         return None
-    if any(type(array) is not cupy.ndarray for each in parts for array in each.values()):
+    if any(type(array) is not cupy.ndarray for part in parts for array in part.values()):
         return None
     states = [
-        (each["n"], each["total"], *([each["M"][..., 0]] if "M" in each else ())) for each in parts
+        (part["n"], part["total"], *([part["M"][..., 0]] if "M" in part else ())) for part in parts
     ]
     shape, *others = {array.shape for state in states for array in state}
     lengths = dict(enumerate(shape))

@@ -55,7 +55,7 @@ class Making:
 
     def kept(self) -> Iterator[tuple[Index, Ranks]]:
         """Yield the blocks that are left after the step, each with its ranks."""
-        gone = {each for _, *others in self.groups for each in others}
+        gone = {other for _, *others in self.groups for other in others}
         return ((index, ranks) for index, ranks in self.ranks.items() if index not in gone)
 
     @property
@@ -118,13 +118,13 @@ class Placement:
     def make(self, number: int, node: Node) -> None:
         """Add the value of block functions, and choose the ranks of blocks if inputs bind them."""
         value, needs = node.value, node.blocks()
-        sources = [self._blocks[each] for each in node.reads]
-        joins = len(needs) <= 1 or any(len(needs) < len(each) for each in sources)
-        found = {
+        sources = [self._blocks[read] for read in node.reads]
+        joins = len(needs) <= 1 or any(len(needs) < len(source) for source in sources)
+        owners = {
             index: _Block(number, index, value.nbytes(index), [sources[at][n] for at, n in reads])
             for index, reads in needs.items()
         }
-        self._values[number], self._blocks[number], blocks = value, found, found.values()
+        self._values[number], self._blocks[number], blocks = value, owners, owners.values()
         load = Counter[int]() if node.merges else None
         for block in blocks:
             block.merges = node.merges
@@ -152,7 +152,7 @@ class Placement:
     def making(self, number: int) -> Making:
         """Return the result for a value of block functions, after all values are added."""
         ranks = {index: block.ranks for index, block in self._blocks[number].items()}
-        groups = (each.merged for each in self._blocks[number].values() if each.merged)
+        groups = (block.merged for block in self._blocks[number].values() if block.merged)
         return Making(ranks, tuple(self._shipments[number]), tuple(map(tuple, groups)))
 
     def _merged(self, block: _Block) -> list[_Block]:

@@ -91,7 +91,7 @@ def _settled(program: Program, held: Owners, size: int) -> Plans:
     """Plan a program whose inputs move first if several collectives read them, and it pays."""
     stay, readers = _staying(program, held, size), _readers(program)
     home = tuple(
-        dealt(len(ranks), size) if readers[at] > 1 else ranks for at, ranks in enumerate(held)
+        dealt(len(ranks), size) if readers[i] > 1 else ranks for i, ranks in enumerate(held)
     )
     shipments = [
         Shipment(number, index, source, target)
@@ -103,9 +103,9 @@ def _settled(program: Program, held: Owners, size: int) -> Plans:
     if not shipments or (program.room is not None and ROOM * moved > program.room):
         return stay
     moves = defaultdict[int, list[Shipment]](list)
-    for each in shipments:
-        reader = next(n for n, node in program.numbered.items() if each.value in node.reads)
-        moves[reader].append(each)
+    for shipment in shipments:
+        reader = next(n for n, node in program.numbered.items() if shipment.value in node.reads)
+        moves[reader].append(shipment)
     move = replace(_staying(program, home, size), moves=dict(moves))
     return min(stay, move, key=lambda each: _seconds(program, each, size))
 
@@ -115,7 +115,7 @@ def _readers(program: Program) -> Counter[int]:
     counted = Counter[int]()
     origins = [{number} for number in range(len(program.inputs))]
     for node in program.nodes:
-        read = set[int]().union(*(origins[each] for each in node.reads))
+        read = set[int]().union(*(origins[read] for read in node.reads))
         if node.operation is not None:
             counted.update(read)
             read = set()
@@ -144,7 +144,7 @@ def _staying(program: Program, held: Owners, size: int) -> Plans:
             placement.make(number, node)
             continue
         own = program.made(ending)
-        inputs = tuple(replace(placement.placed(each), spent=each in own) for each in node.reads)
+        inputs = tuple(replace(placement.placed(read), spent=read in own) for read in node.reads)
         request = Request(inputs, node.value, node.task, size, program.machine, program.room)
         plan = collectives[number] = _planned(node.operation, request)
         values |= zip(node.reads, inputs, strict=True)
@@ -212,7 +212,7 @@ def peak(
             temporary = beside[number].temporary * _largest_block(program, node)
             workspace += int(at_once * temporary)
         if node.operation is None:
-            merged = (each[1 : MOST_PARTS + 1] for each in planned.makings[number].groups)
+            merged = (group[1 : MOST_PARTS + 1] for group in planned.makings[number].groups)
             workspace += max((sum(map(node.value.nbytes, each)) for each in merged), default=0)
         given, made = held[:, held.sum(axis=0).argmax()].tolist()
         peaks.append((given, made, workspace))
@@ -223,12 +223,12 @@ def peak(
 
 def _bytes(program: Program, planned: Plans, size: int) -> NDArray[np.int64]:
     """Return the bytes of each value on each rank."""
-    found = [[0] * size for _ in program.values]
+    nbytes = [[0] * size for _ in program.values]
     for number, value in enumerate(program.values):
         for index, ranks in planned.blocks(number):
             for rank in ranks:
-                found[number][rank] += value.nbytes(index)
-    return np.array(found, np.int64)
+                nbytes[number][rank] += value.nbytes(index)
+    return np.array(nbytes, np.int64)
 
 
 def _largest_block(program: Program, node: Node) -> int:

@@ -22,7 +22,7 @@ from dask_dgpu.runtime.plans import Plans
 from dask_dgpu.runtime.program import Program
 from dask_dgpu.runtime.ship import NOTHING, Form, Shipping
 from graph_opt.model.layout import CUPY, NUMPY, Index, dtype_named
-from graph_opt.model.recipe import Block, Call
+from graph_opt.model.recipe import Block, TaskCall
 
 Together = Callable[[Sequence[Sequence[Any]]], list[Any]]
 """A function of the arguments of many calls."""
@@ -39,7 +39,7 @@ class Functions:
 
     needs: int
     shipping: tuple[Shipping, ...]
-    calls: Mapping[Index, Call]
+    calls: Mapping[Index, TaskCall]
     on_host: bool
     once: bool = False
     together: Together | None = None
@@ -54,7 +54,9 @@ class Functions:
         node, making = program.numbered[number], plans.makings[number]
         mine = [index for index, ranks in making.ranks.items() if rank in ranks]
         calls = program.blockworks.calls(number, mine)
-        moved = [each for each in making.shipments if rank in (each.source, each.target)]
+        moved = [
+            shipment for shipment in making.shipments if rank in (shipment.source, shipment.target)
+        ]
         functions = {id(call.function): call.function for call in calls.values()}
         (function,) = functions.values() if len(functions) == 1 else (None,)
         return cls(
@@ -106,14 +108,14 @@ class Operating:
         """Return a rank's part of a collective; some inputs are its ``own``."""
         node, plan = program.numbered[number], plans.collectives[number]
         operation = OPERATIONS[node.operation or ""]
-        inputs = (Declared.of(program, plans, each, rank, each in own) for each in node.reads)
+        inputs = (Declared.of(program, plans, read, rank, read in own) for read in node.reads)
         repeats = operation.repeats is None or operation.repeats(plan)
         prepare = operation.prepare
         run = partial(operation.run, plan) if prepare is None else prepare(plan, rank)
         return cls(run, tuple(inputs), repeats)
 
 
-class Step(NamedTuple):
+class RankStep(NamedTuple):
     """A step of one rank: what is moved before it, and the values that end with it.
 
     ``number`` is that of its result, ``action`` that of its span.
@@ -150,7 +152,7 @@ class Stretch:
     They are ``recordable`` if they can be one recording of a GPU.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[RankStep, ...]
     reads: tuple[int, ...]
     recordable: bool
 
@@ -172,17 +174,17 @@ def shippings(
     shipments: Iterable[Shipment], rank: int, known: Mapping[Block, Form] = NOTHING
 ) -> tuple[Shipping, ...]:
     """Return a rank's part of shipments: of blocks with ``known`` forms, and of all others."""
-    found = []
+    shippings = []
     for is_known in (True, False):
-        mine = [each for each in shipments if (each.block in known) == is_known]
+        mine = [shipment for shipment in shipments if (shipment.block in known) == is_known]
         out = tuple((each.block, each.target) for each in mine if each.source == rank)
         expected = tuple((each.block, each.source) for each in mine if each.target == rank)
         if out or expected:
-            found.append(Shipping(out, expected, known if is_known else NOTHING))
-    return tuple(found)
+            shippings.append(Shipping(out, expected, known if is_known else NOTHING))
+    return tuple(shippings)
 
 
-def _stretches(program: Program, steps: Sequence[Step]) -> Iterator[Stretch]:
+def _stretches(program: Program, steps: Sequence[RankStep]) -> Iterator[Stretch]:
     """Yield steps in stretches; a recording has at least :data:`LEAST_RECORDED` of them."""
     for recordable, group in groupby(steps, key=lambda step: step.is_recordable):
         some = tuple(group)
@@ -195,7 +197,7 @@ def _stretches(program: Program, steps: Sequence[Step]) -> Iterator[Stretch]:
 def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Prepared:
     """Return what a rank does on a kind of device, ``"cpu"`` or ``"cuda"``."""
     container = CUPY if kind == "cuda" else NUMPY
-    steps = list[Step]()
+    steps = list[RankStep]()
     for (number, node), ending in zip(program.numbered.items(), program.ends, strict=True):
         before = shippings(plans.moves.get(number, ()), rank)
         if node.operation is None:
@@ -203,7 +205,7 @@ def prepared(program: Program, plans: Plans, rank: int, kind: str = "cpu") -> Pr
         else:
             work = Operating.of(program, plans, number, rank, program.made(ending))
         action = "transfer" if node.operation == "rechunk" else "compute"
-        steps.append(Step(number, action, before, work, tuple(ending)))
+        steps.append(RankStep(number, action, before, work, tuple(ending)))
     results = (
         (block, program.values[block[0]].container == NUMPY != container)
         for block, owner in plans.results(program)

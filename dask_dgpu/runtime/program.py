@@ -26,7 +26,7 @@ from graph_opt.model.cost import Machine
 from graph_opt.model.layout import Bare, Index
 from graph_opt.model.names import numbered, restored
 from graph_opt.model.piece import Wanted, label_of
-from graph_opt.model.recipe import Call, Recipe
+from graph_opt.model.recipe import Recipe, TaskCall
 
 Key = tuple[Any, ...]
 
@@ -70,7 +70,7 @@ class Blockworks:
     def __getitem__(self, number: int) -> Recipe:
         return self._recipes[number]
 
-    def calls(self, number: int, blocks: Collection[Index]) -> dict[Index, Call]:
+    def calls(self, number: int, blocks: Collection[Index]) -> dict[Index, TaskCall]:
         """Return what computes each of these blocks of a value."""
         return self[number].calls(blocks, copies=self._copies) if blocks else {}
 
@@ -136,16 +136,16 @@ class Program(Bare):
     def ends(self) -> list[list[int]]:
         """For each node the values that no later node needs."""
         last = {
-            value: at
-            for at, (number, node) in enumerate(self.numbered.items())
+            value: i
+            for i, (number, node) in enumerate(self.numbered.items())
             for value in (number, *node.reads)
         }
         results = {number for number, _ in self.outputs}
-        found: list[list[int]] = [[] for _ in self.nodes]
+        ends: list[list[int]] = [[] for _ in self.nodes]
         for number, at in last.items():
             if number not in results:
-                found[at].append(number)
-        return found
+                ends[at].append(number)
+        return ends
 
     @cached_property
     def parts(self) -> Collection[int]:

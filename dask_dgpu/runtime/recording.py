@@ -101,7 +101,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class Profile:
     """What was recorded from ``start`` to ``stop``.
 
     ``lanes`` are the names of lanes, in order. ``dropped`` events were too many, and ``running``
@@ -182,11 +182,13 @@ class Recording:
                     self._keep(Event(lane, where, operation, start, stop, nan, 0))
             row.add_task(seconds)
 
-    def found(self, start: float, stop: float, lanes: Mapping[str, str], running: int = 0) -> Found:
+    def profile(
+        self, start: float, stop: float, lanes: Mapping[str, str], running: int = 0
+    ) -> Profile:
         """Return what was recorded so far."""
         with self.lock:
             more = {event.lane: event.lane for event in self.events}
-            return Found(
+            return Profile(
                 start,
                 stop,
                 {**lanes, **{lane: name for lane, name in more.items() if lane not in lanes}},

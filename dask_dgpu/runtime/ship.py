@@ -81,17 +81,17 @@ class Form(NamedTuple):
 
     def _taken(self, block: Any, name: str) -> Sequence[Any]:
         """Return the arrays of a block, or raise."""
-        keys, found = [key for key, _, _ in self.arrays], list[Any]()
+        keys, arrays = [key for key, _, _ in self.arrays], list[Any]()
         if self.kind == "array":
-            found = [block]
+            arrays = [block]
         elif self.kind == "parts" and type(block) is dict and block.keys() == {*keys}:
-            found = [block[key] for key in keys]
+            arrays = [block[key] for key in keys]
         elif self.kind == "sum" and isinstance(block, Partial) and isinstance(block.sums, Pair):
-            found = [*block.sums.arrays(), block.count]
-        if len(found) != len(keys):
+            arrays = [*block.sums.arrays(), block.count]
+        if len(arrays) != len(keys):
             wanted, kind = f"a block of {label(name)} with {keys}", type(block).__name__
             raise UndeclaredTypeError(f"expected {wanted}, got a {kind}")
-        return found
+        return arrays
 
     def _empty(self, device: Device) -> tuple[Array, list[Array]]:
         """Return a message and the arrays in its memory."""
@@ -143,13 +143,13 @@ def ship(
     UndeclaredError
         If a block is not what it is declared to be.
     """
-    found: dict[Block, Any] = {}
+    blocks: dict[Block, Any] = {}
     for shipping in work:
         if shipping.known:
-            found |= _ship_known(shipping, comm, device, values, names)
+            blocks |= _ship_known(shipping, comm, device, values, names)
         else:
-            found |= _ship_any(shipping, comm, device, values)
-    return found
+            blocks |= _ship_any(shipping, comm, device, values)
+    return blocks
 
 
 def _ship_known(
@@ -161,7 +161,7 @@ def _ship_known(
 ) -> dict[Block, Any]:
     """Send and receive declared arrays, and parts of reductions."""
     known, receives = shipping.known, []
-    found: dict[Block, Any] = {}
+    blocks: dict[Block, Any] = {}
     with device.computing():
         messages = {
             (number, index): known[number, index].packed(
@@ -172,11 +172,11 @@ def _ship_known(
     device.join()  # the other lane sees them
     with device.transferring():
         for block, source in shipping.expected:
-            found[block], message = known[block].awaited(device)
+            blocks[block], message = known[block].awaited(device)
             receives.append((source, message))
         _exchange(comm, [(target, messages[block]) for block, target in shipping.out], receives)
     device.join()  # before the messages are freed
-    return found
+    return blocks
 
 
 def _ship_any(
@@ -205,15 +205,15 @@ def _ship_any(
         ((target, array) for target, _, array in packed),
         ((source, size) for (_, source), (size, *_) in zip(shipping.expected, opened, strict=True)),
     )
-    found = {}
+    blocks = {}
     for (block, _), (_, form, text), array in zip(shipping.expected, opened, arrays, strict=True):
         if form is None:
-            found[block] = pickle.loads(text or device.to_host(array).tobytes())
+            blocks[block] = pickle.loads(text or device.to_host(array).tobytes())
         else:
             on_host, shape, dtype = form
             array = device.to_host(array) if on_host else array
-            found[block] = array.view(dtype).reshape(shape)
-    return found
+            blocks[block] = array.view(dtype).reshape(shape)
+    return blocks
 
 
 def _exchange(

@@ -28,6 +28,6 @@ def _for_both(backend: ArrayBackendEntrypoint) -> ArrayBackendEntrypoint:
     if module is None:
         return backend
     bases = type(backend), module.ArrayBackendEntrypoint
-    found: ArrayBackendEntrypoint = type("Backend", bases, {})()
-    vars(found).update(vars(backend))  # Dask has registered functions as attributes
-    return found
+    entry: ArrayBackendEntrypoint = type("Backend", bases, {})()
+    vars(entry).update(vars(backend))  # Dask has registered functions as attributes
+    return entry

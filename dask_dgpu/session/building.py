@@ -95,7 +95,7 @@ class Input(NamedTuple):
         return Array({}, f"{STAND_IN}{number}", self.chunks, meta=meta)
 
 
-class Call(NamedTuple):
+class CallKey(NamedTuple):
     """A call, as far as it decides what layers Dask builds.
 
     ``text`` are its pickled arguments, without arrays and floats of operators. ``places`` says
@@ -110,7 +110,7 @@ class Call(NamedTuple):
     @classmethod
     def of(
         cls, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Call, dict[str, Array], list[float]]:
+    ) -> tuple[CallKey, dict[str, Array], list[float]]:
         """Return a call, its arrays by name, and its floats.
 
         Raises
@@ -122,17 +122,17 @@ class Call(NamedTuple):
         is_named = NAME.fullmatch(kwargs.get("name") or "") is not None
         if is_named or get_annotations() or config.get("array_plugins"):
             raise pickle.PicklingError("expected no annotations, plugins or name")
-        given = [(at, value) for at, value in enumerate(args) if type(value) is Array]
+        given = [(i, value) for i, value in enumerate(args) if type(value) is Array]
         arrays = {array.name: array for _, array in given}
         order = list(arrays)
         places = [(at, order.index(array.name)) for at, array in given]
         # the values of floats do not count for their dtypes (NEP 50)
         first = args[0] if args else None
         any_number = type(first) is np.ufunc or getattr(first, "__module__", "") == "_operator"
-        floats = [at for at, value in enumerate(args) if any_number and type(value) is float]
+        floats = [i for i, value in enumerate(args) if any_number and type(value) is float]
         del floats[len(MARKS) :]
         left = {*floats, *dict(given)}
-        others = [None if at in left else value for at, value in enumerate(args)]
+        others = [None if i in left else value for i, value in enumerate(args)]
         file, settings = io.BytesIO(), (config.get("split_every"), config.get("array"))
         _Pickler(file, protocol=5).dump((others, kwargs, settings))
         inputs = tuple(map(Input.of, arrays.values()))
@@ -177,11 +177,11 @@ def replaying(function: Function) -> Function:
     @wraps(function)
     def build(*args: Any, **kwargs: Any) -> Any:
         try:
-            call, arrays, floats = Call.of(args, kwargs)
-            found = template(call)
+            call, arrays, floats = CallKey.of(args, kwargs)
+            known = template(call)
         except (pickle.PicklingError, TypeError, AttributeError):
             return function(*args, **kwargs)
-        return function(*args, **kwargs) if found is None else found.filled(arrays, floats)
+        return function(*args, **kwargs) if known is None else known.filled(arrays, floats)
 
     return build
 
@@ -219,32 +219,37 @@ class Template:
             dependencies.update(array.dask.dependencies)
         graph = HighLevelGraph({}, dependencies | read)
         graph.layers = layers | new
-        found: Array = object.__new__(Array)
-        found.dask, found._name, found._chunks, found._meta = graph, name, self.chunks, self.meta
-        return found
+        result: Array = object.__new__(Array)
+        result.dask, result._name, result._chunks, result._meta = (
+            graph,
+            name,
+            self.chunks,
+            self.meta,
+        )
+        return result
 
 
-def _template(function: Function, call: Call) -> Template | None:
+def _template(function: Function, call: CallKey) -> Template | None:
     """Return the template of a call, ``None`` if it has none."""
     try:
         args, kwargs = call.arguments()
-        found = function(*args, **kwargs)
-        inputs = [f"{STAND_IN}{at}" for at in range(len(call.inputs))]
-        new = {name: layer for name, layer in found.dask.layers.items() if name not in inputs}
+        array = function(*args, **kwargs)
+        inputs = [f"{STAND_IN}{i}" for i in range(len(call.inputs))]
+        new = {name: layer for name, layer in array.dask.layers.items() if name not in inputs}
         marks = MARKS[: len(call.floats)]
         pickler = _LayersPickler([*inputs, *new, *marks])
-        pickler.dump((found.name, new, {name: {*found.dask.dependencies[name]} for name in new}))
+        pickler.dump((array.name, new, {name: {*array.dask.dependencies[name]} for name in new}))
         text = pickler.file.getvalue()
-        beside = pickle.dumps((pickler.shared, found.chunks))
+        beside = pickle.dumps((pickler.shared, array.chunks))
         shared, chunks = pickle.loads(beside)  # no objects of this call
     except Exception:  # the call itself raises it again, with its own numbers
         return None
     parts = [(match[1], match[2]) for match in map(NAME.fullmatch, new) if match is not None]
     varying = [STAND_IN.encode(), *(struct.pack(order, m) for m in marks for order in ("<d", ">d"))]
     is_whole = (
-        type(found) is Array
-        and found.name in new
-        and not isnan(sum(found.shape))
+        type(array) is Array
+        and array.name in new
+        and not isnan(sum(array.shape))
         and len(text) <= MOST_BYTES
         and len(parts) == len(new)
         and pickler.found.issuperset(marks)
@@ -252,7 +257,7 @@ def _template(function: Function, call: Call) -> Template | None:
         and not (parted(text)[1] or parted(beside)[1])
         and not any(map(_is_special, new, new.values()))
     )
-    return Template(text, (*parts,), shared, chunks, found._meta) if is_whole else None
+    return Template(text, (*parts,), shared, chunks, array._meta) if is_whole else None
 
 
 class _LayersPickler(Pickler):
@@ -263,7 +268,7 @@ class _LayersPickler(Pickler):
 
     def __init__(self, varying: Sequence[str | float]) -> None:
         super().__init__(own={Blockwise: _state_of})
-        self.varying = {each: at for at, each in enumerate(varying)}
+        self.varying = {each: i for i, each in enumerate(varying)}
         self.found: set[Any] = set()
         self.shared: list[Any] = []
         self.numbers: dict[Any, int] = {}

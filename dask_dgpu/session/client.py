@@ -69,5 +69,5 @@ class OwningClient(Client):
 
 
 def _in_turn(*functions: Callable[[], None]) -> None:
-    for each in functions:
-        each()
+    for function in functions:
+        function()

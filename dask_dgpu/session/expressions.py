@@ -45,16 +45,16 @@ class Awaited(MetaPathFinder):
         if name != "dask_array":
             return None
         self.close()
-        found: Any = find_spec(name)
-        if found is not None:
-            execute = found.loader.exec_module
+        spec: Any = find_spec(name)
+        if spec is not None:
+            execute = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 execute(module)
                 self._then()
 
-            found.loader.exec_module = exec_module
-        return found
+            spec.loader.exec_module = exec_module
+        return spec
 
     def close(self) -> None:
         """Await nothing any more."""

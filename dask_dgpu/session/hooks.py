@@ -139,8 +139,8 @@ def _multiplying(original: Function, wire_dtype: WireDtype) -> Function:
 
     @functools.wraps(original)
     def function(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-        found = None if args or kwargs else by_setting(a, b, wire_dtype)
-        return original(a, b, *args, **kwargs) if found is None else found
+        product = None if args or kwargs else by_setting(a, b, wire_dtype)
+        return original(a, b, *args, **kwargs) if product is None else product
 
     return function
 
@@ -152,9 +152,9 @@ def _contracting(original: Function, wire_dtype: WireDtype) -> Function:
     @functools.wraps(original)
     def function(lhs: Any, rhs: Any, axes: Any = 2) -> Any:
         if _is_product(lhs, rhs, axes):
-            found = by_setting(lhs, rhs, wire_dtype)
-            if found is not None:
-                return found
+            product = by_setting(lhs, rhs, wire_dtype)
+            if product is not None:
+                return product
         return original(lhs, rhs, axes)
 
     return function
@@ -165,7 +165,7 @@ def _is_product(lhs: Any, rhs: Any, axes: Any) -> bool:
         return False
     if not isinstance(axes, tuple | list):
         return bool(axes == 1)
-    left, right = ([each] if isinstance(each, int) else list(each) for each in axes)
+    left, right = ([axis] if isinstance(axis, int) else list(axis) for axis in axes)
     return left in ([1], [-1]) and right in ([0], [-2])
 
 

@@ -23,7 +23,7 @@ def joining(blockwise: Function) -> Function:
     def build(*args: Any, **kwargs: Any) -> Any:
         pairs = list(zip(args[2::2], args[3::2], strict=False))
         kinds = [(ind, getattr(x, "chunks", None)) for x, ind in pairs]
-        if kwargs.get("align_arrays", True) and any(each != kinds[0] for each in kinds):
+        if kwargs.get("align_arrays", True) and any(kind != kinds[0] for kind in kinds):
             pairs = [(_joined(x) if ind is not None else x, ind) for x, ind in pairs]
         return blockwise(*args[:2], *chain.from_iterable(pairs), **kwargs)
 

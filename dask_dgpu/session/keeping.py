@@ -40,9 +40,9 @@ class KeepingNanny(Nanny):
         # a forked process has the allocator of its parent
         if not limit or dask.config.get("distributed.worker.multiprocessing-method") != "spawn":
             return {}
-        found = variables(limit)
-        chosen = self.pre_spawn_env.get(THRESHOLD) not in (DEFAULT, found[THRESHOLD])
-        return {} if chosen else found
+        own = variables(limit)
+        chosen = self.pre_spawn_env.get(THRESHOLD) not in (DEFAULT, own[THRESHOLD])
+        return {} if chosen else own
 
     async def instantiate(self) -> Status:
         """Start the worker's process; Dask leaves its variables in this process, this does not."""

@@ -34,7 +34,11 @@ INTERVAL = 0.1
 
 VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
-SETTINGS = {each.name: each for each in keywords() if each.name not in ("device", "memory_limit")}
+SETTINGS = {
+    keyword.name: keyword
+    for keyword in keywords()
+    if keyword.name not in ("device", "memory_limit")
+}
 """The settings that :func:`start` passes on; ``memory_limit`` is that of Dask's workers there."""
 
 DEFAULT_POOL = 0.5

@@ -79,7 +79,7 @@ def warmup(client: Client | None = None, *examples: Any) -> None:
     # blocks on the devices, for which other kernels are needed than for those of the host
     backend = {BACKEND: "dgpu"} if optimizer.facts.device == "cuda" else {}
     with dask.config.set(backend):
-        work = [("example", each) for each in examples] or list(_usual(ranks))
+        work = [("example", example) for example in examples] or list(_usual(ranks))
     with counting_bars() as bars, dask.config.set(array_optimize=always):
         bar = bars.add_task("warm-up", total=len(work))
         for name, collection in work:

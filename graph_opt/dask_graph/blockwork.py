@@ -75,9 +75,9 @@ def blockwork(
         needs = {key: task.dependencies for key, task in tasks.items()}
         levels = in_levels(needs, output)
         if levels:
-            found = _gathered(tasks, levels, output, arrays)
-            read = {key: task.dependencies for key, task in found.items()}
-            work = _in_steps(output, inputs, found, in_levels(read, output), arrays)
+            joined = _gathered(tasks, levels, output, arrays)
+            read = {key: task.dependencies for key, task in joined.items()}
+            work = _in_steps(output, inputs, joined, in_levels(read, output), arrays)
             return replace(work, inner=sum(map(len, levels)), depth=waits(needs, levels))
         layer = MaterializedLayer(tasks)
         merges = all(full_name(getattr(task, "func", None)) in MERGING for task in tasks.values())
@@ -113,7 +113,7 @@ def waits(needs: Mapping[Key, Collection[Key]], levels: Iterable[Iterable[Key]])
 
     def follows(key: Key) -> bool:
         single = len(needs[key]) <= 1
-        return single and all(each in needs and readers[each] == 1 for each in needs[key])
+        return single and all(need in needs and readers[need] == 1 for need in needs[key])
 
     return sum(not all(map(follows, level)) for level in levels)
 
@@ -157,7 +157,7 @@ def _in_steps(
         name = f"{operation}.{level}-{token}"
         forms |= {key: form_of(tasks[key], forms) for key in keys}
         copied = _copied(keys, tasks, forms)
-        step = {(name, at): renamed(tasks[key], names, (name, at)) for at, key in enumerate(keys)}
+        step = {(name, i): renamed(tasks[key], names, (name, i)) for i, key in enumerate(keys)}
         node = ArrayNode(
             name, (tuple(nbytes_of(forms[key]) for key in keys),), OPAQUE, output.container
         )
@@ -176,14 +176,14 @@ def _in_steps(
 
 def _copied(keys: Sequence[Key], tasks: Tasks, forms: Mapping[Key, Form]) -> float:
     """Return the bytes of a copy that takes as long as one of these tasks, on average."""
-    found = 0.0
+    nbytes = 0.0
     for key in keys:
         task: Any = tasks[key]
         function = getattr(task, "func", None)
         function = task.args[0] if function is apply else function
-        read = sum(nbytes_of(forms[each]) for each in task.dependencies)
-        found += passes_of(function, getattr(task, "kwargs", {})) * (nbytes_of(forms[key]) + read)
-    return found / max(1, len(keys))
+        read = sum(nbytes_of(forms[dependency]) for dependency in task.dependencies)
+        nbytes += passes_of(function, getattr(task, "kwargs", {})) * (nbytes_of(forms[key]) + read)
+    return nbytes / max(1, len(keys))
 
 
 def _step(
@@ -206,7 +206,7 @@ def _blocks(keys: Iterable[Key]) -> tuple[Block, ...]:
 def _order(key: Key) -> list[tuple[bool, Any]]:
     """Order keys of any kind, the same in every process."""
     parts = key if isinstance(key, tuple) else (key,)
-    return [(isinstance(each, str), each) for each in parts]
+    return [(isinstance(part, str), part) for part in parts]
 
 
 def unmade(shape: Sequence[int], dtype: Any) -> Form:
@@ -216,12 +216,12 @@ def unmade(shape: Sequence[int], dtype: Any) -> Form:
 
 def nbytes_of(form: Form) -> int:
     """Return the bytes of a block of this form."""
-    return sum(each.nbytes for each in _arrays(form))
+    return sum(array.nbytes for array in _arrays(form))
 
 
 def _item(form: Form, index: Any) -> Form:
     parts = index if isinstance(index, tuple) else (index,)
-    if all(each is None or isinstance(each, int | slice) for each in parts):
+    if all(part is None or isinstance(part, int | slice) for part in parts):
         return form[index]
     sizes = zip(parts, form.shape, strict=True)
     return unmade([len(each) if hasattr(each, "__len__") else n for each, n in sizes], form.dtype)
@@ -238,7 +238,7 @@ def _svd(a: Form, *_: Any, **__: Any) -> Form:
 
 
 def _stack(arrays: Sequence[Form]) -> Form:
-    return unmade((sum(each.shape[0] for each in arrays), *arrays[0].shape[1:]), arrays[0].dtype)
+    return unmade((sum(array.shape[0] for array in arrays), *arrays[0].shape[1:]), arrays[0].dtype)
 
 
 FORMS: Mapping[str, Callable[..., Form]] = {
@@ -303,7 +303,7 @@ def _made(name: str, given: Sequence[Form], options: Mapping[str, Any]) -> Form:
 
 
 def _broadcast(arrays: Sequence[Form], dtype: Any) -> Form:
-    return unmade(np.broadcast_shapes(*(each.shape for each in arrays)), dtype)
+    return unmade(np.broadcast_shapes(*(array.shape for array in arrays)), dtype)
 
 
 def _arrays(form: Form) -> Iterator[Form]:
@@ -327,7 +327,9 @@ def block_form(graph: ArrayGraph, key: Key) -> Form:
 def _typical(graph: ArrayGraph, name: str) -> Form:
     """Return the form of the first block of a layer."""
     task = _first(graph, name)
-    return form_of(task, {each: block_form(graph, each) for each in task.dependencies})
+    return form_of(
+        task, {dependency: block_form(graph, dependency) for dependency in task.dependencies}
+    )
 
 
 def _first(graph: ArrayGraph, name: str) -> Any:

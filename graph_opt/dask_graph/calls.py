@@ -224,7 +224,7 @@ def _with_options(name: str, arity: int, *known: str) -> Reader:
     """Return the reader of a function of arrays whose known options are numbers."""
 
     def read(nodes: Nodes, arguments: Arguments, options: Options) -> int | None:
-        arrays = any(isinstance(each, Operand) for each in arguments)
+        arrays = any(isinstance(argument, Operand) for argument in arguments)
         fits = len(arguments) == arity and all(map(_is_operand, arguments)) and arrays
         if not fits or not options.keys() <= {*known}:
             return None
@@ -271,23 +271,25 @@ def _enforced(nodes: Nodes, arguments: Arguments, options: Options) -> int | Non
     """Read a function whose result Dask casts if NumPy's dtype is not the declared one."""
     dtype = np.dtype(options.pop("enforce_dtype"))
     function = options.pop("enforce_dtype_function")
-    found = read_call(nodes, function, arguments, options)
-    if found is None:
+    number = read_call(nodes, function, arguments, options)
+    if number is None:
         return None
     try:
         own = _sample(function, arguments, options).dtype
     except Exception:
         return None
     if own == dtype:
-        return found
+        return number
     if dtype.kind == "O" or not np.can_cast(own, dtype, "same_kind"):
         return None
-    return _cast(nodes, Operand(found, own.name, 0), dtype)
+    return _cast(nodes, Operand(number, own.name, 0), dtype)
 
 
 def _sample(function: Any, arguments: Arguments, options: Options) -> Any:
     """Call a function with ones of the declared dtypes."""
-    given = [each.sample if isinstance(each, Parameter) else each for each in arguments]
+    given = [
+        argument.sample if isinstance(argument, Parameter) else argument for argument in arguments
+    ]
     ones = [
         np.ones((1,) * max(1, each.ndim), each.dtype) if isinstance(each, Operand) else each
         for each in given
@@ -426,8 +428,8 @@ class Chunked:
         extreme, missing = EXTREMES[self.function]
         searched = array
         if self.function.startswith("nan"):
-            found = array.like(nodes.apply("isnan", array))
-            searched = array.like(nodes.apply("where", found, missing, array))
+            is_nan = array.like(nodes.apply("isnan", array))
+            searched = array.like(nodes.apply("where", is_nan, missing, array))
         place = self._add(nodes, self.function.removeprefix("nan"), searched)
         return self._add(nodes, extreme, array), place
 
@@ -491,8 +493,8 @@ def read_arg_chunk(function: Any, axis: Any, array: ArrayNode) -> Chunked | None
     name = _argument(arguments[1])
     if name is None or len(axes) not in (1, array.ndim) or (kind == "c" and "nan" in name):
         return None
-    found = name if kind == "f" else name.removeprefix("nan")
-    return Chunked(found, axes, searched=array.dtype)
+    spelled = name if kind == "f" else name.removeprefix("nan")
+    return Chunked(spelled, axes, searched=array.dtype)
 
 
 def _argument(function: Any) -> str | None:
@@ -535,7 +537,9 @@ def read_aggregate(function: Any, chunked: Chunked) -> Aggregate | None:
     if dtype is not None and chunked.dtype not in (None, np.dtype(dtype).name):
         return None
     if function is arg_agg:
-        arguments = tuple(each for each in arguments if _argument(each) != chunked.function)
+        arguments = tuple(
+            argument for argument in arguments if _argument(argument) != chunked.function
+        )
     # NumPy's variance of fewer elements than ddof is not Dask's
     return None if arguments or given or ddof not in (0, 1) else Aggregate(keepdims, int(ddof))
 
@@ -543,8 +547,8 @@ def read_aggregate(function: Any, chunked: Chunked) -> Aggregate | None:
 def _axes(axis: Any, ndim: int | None) -> tuple[int, ...] | None:
     """Return axes in order; they count from the first unless ``ndim`` is known."""
     axes = axis if isinstance(axis, tuple | list) else (axis,)
-    if not axes or not all(isinstance(each, int | np.integer) for each in axes):
+    if not axes or not all(isinstance(axis, int | np.integer) for axis in axes):
         return None
     if ndim is None:
         return tuple(sorted(map(int, axes)))
-    return tuple(sorted(int(each) % ndim for each in axes))
+    return tuple(sorted(int(axis) % ndim for axis in axes))

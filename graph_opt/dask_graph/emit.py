@@ -91,8 +91,8 @@ class GangLayer(MaterializedLayer):
             tasks[self.turn] = UnfusedTask(self.turn, take_turn, TaskRef((name, *index)))
             after = [TaskRef(self.turn)]
         operands = region.operands
-        for at, (node, indices) in enumerate(region.inputs):
-            keys: list[Key] = [(f"{STAGE}-{at}-{region.token}", *index) for index in indices]
+        for i, (node, indices) in enumerate(region.inputs):
+            keys: list[Key] = [(f"{STAGE}-{i}-{region.token}", *index) for index in indices]
             for key, index in zip(keys, indices, strict=True):
                 declared = None
                 if node.name in operands:
@@ -163,22 +163,22 @@ def emit(
     for region, program in gangs:
         whole = tuple(region.nodes) if region.term_of is None else (region.term_of,)
         parts[whole].append(GangLayer(region, functions, program))
-    for names, found in parts.items():
+    for names, keys in parts.items():
         for name in names:
             del layers[name], dependencies[name]
-        read = {node.name for each in found for node, blocks in each.region.inputs if blocks}
+        read = {node.name for key in keys for node, blocks in key.region.inputs if blocks}
         outs: defaultdict[str, dict[Key, GraphNode]] = defaultdict(dict)
-        for each in found:
+        for each in keys:
             for name, blocks in each.region.wanted:
                 for key in ((name, *index) for index in blocks):
                     outs[name][key] = UnfusedTask(key, functions.out, TaskRef(each.gang), key)
-        if len(found) > 1:
+        if len(keys) > 1:
             (name,) = names
-            tasks = {key: task for each in outs.values() for key, task in each.items()}
-            layers[name] = PartsLayer(found, tasks | _sums(each.region for each in found))
+            tasks = {key: task for out in outs.values() for key, task in out.items()}
+            layers[name] = PartsLayer(keys, tasks | _sums(key.region for key in keys))
             dependencies[name] = read
             continue
-        (layer,) = found
+        (layer,) = keys
         own = layer.gang[0]
         layers[own] = layer
         dependencies[own] = read
@@ -270,15 +270,15 @@ def answered(graph: Any, wanted: Collection[Key], out: Callable[..., Any]) -> An
         return graph
     numbers = {key: task for key in wanted if (task := graph.get(key)) and _is_number(task)}
     readers = Counter(read for task in graph.values() if numbers for read in task.dependencies)
-    found = dict(graph)
+    answered = dict(graph)
     for key, task in numbers.items():
         (block,) = task.dependencies
-        given = found.get(block)
+        given = answered.get(block)
         alone = readers[block] == 1 and block not in wanted
         if alone and isinstance(given, Task) and given.func is out:
-            del found[block]
-            found[key] = UnfusedTask(key, out, *given.args, True)
-    return found
+            del answered[block]
+            answered[key] = UnfusedTask(key, out, *given.args, True)
+    return answered
 
 
 def _is_number(task: GraphNode) -> bool:
@@ -326,12 +326,12 @@ def embedded(
     readers = Counter(read for task in graph.values() for read in task.dependencies)
     existing = exist(stages)
     alone = {read for read in stages if readers[read] == 1 and read not in existing}
-    found = {key: task for key, task in graph.items() if key not in alone}
+    embedded = {key: task for key, task in graph.items() if key not in alone}
     for read in alone:
-        task = found[stages[read]]
+        task = embedded[stages[read]]
         data, others = graph[read].value, task.args[1:]
-        found[task.key] = UnfusedTask(task.key, task.func, data, *others)
-    return found
+        embedded[task.key] = UnfusedTask(task.key, task.func, data, *others)
+    return embedded
 
 
 Parts = Sequence[tuple[Key, Key | None]]

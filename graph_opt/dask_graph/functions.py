@@ -142,5 +142,5 @@ def exchanged(function: Any, functions: Functions) -> Function | None:
     if isinstance(function, partial):
         other = exchanged(function.func, functions)
         return None if other is None else partial(other, *function.args, **function.keywords)
-    found: Function | None = row_of(functions, function)
-    return found
+    replacement: Function | None = row_of(functions, function)
+    return replacement

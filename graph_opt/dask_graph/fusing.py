@@ -145,7 +145,7 @@ def layer_of(cluster: Cluster, last: Layer, arrays: ArrayGraph, calls: Calls) ->
         indices.append((places, letters))
     if cluster.cuts:
         indices.append(_steps(cluster, arrays.declared(cluster.last), letters))
-    tokens = [TaskRef(blockwise_token(at)) for at in range(len(indices))]
+    tokens = [TaskRef(blockwise_token(i)) for i in range(len(indices))]
     layer: Layer = Blockwise(
         cluster.last,
         letters,
@@ -163,23 +163,23 @@ def _steps(
     cluster: Cluster, node: ArrayNode, letters: tuple[str, ...]
 ) -> tuple[Any, tuple[str, ...] | None]:
     """Return how the inputs of each block are cut, as an operand and its index."""
-    found: dict[Index, tuple[Steps, ...]] = {}
+    by_index: dict[Index, tuple[Steps, ...]] = {}
     for index in node.indices:
         steps = []
         for name, axes in cluster.inputs:
             place = tuple(0 if axis is None else index[axis] for axis in axes)
             steps.append(cluster.cuts[name].blocks[place][1] if name in cluster.cuts else ())
-        found[index] = tuple(steps)
-    first = next(iter(found.values()))
-    if all(each == first for each in found.values()):
+        by_index[index] = tuple(steps)
+    first = next(iter(by_index.values()))
+    if all(each == first for each in by_index.values()):
         return first, None
-    return BlockwiseDepDict(found, node.grid), letters
+    return BlockwiseDepDict(by_index, node.grid), letters
 
 
 def _fusion(cluster: Cluster, arrays: ArrayGraph) -> Fusion:
     """Return the work of a cluster as one expression."""
     nodes = Nodes()
-    keys: dict[Any, Any] = {key: at for at, key in enumerate(cluster.inputs)}
+    keys: dict[Any, Any] = {key: i for i, key in enumerate(cluster.inputs)}
     numbers = {at: nodes.add(Input(at)) for at in keys.values()}
     tasks: dict[Any, GraphNode] = {}
     results: tuple[int, ...] = ()
@@ -244,27 +244,27 @@ class _Finder:
     @cached_property
     def readers(self) -> Mapping[str, set[str]]:
         """The layers that read each layer."""
-        found: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
-        return found
+        readers: Mapping[str, set[str]] = reverse_dict(self.graph.dependencies)
+        return readers
 
     @cached_property
     def order(self) -> dict[str, int]:
         """The number of each layer, above those of all that it reads."""
-        return {name: at for at, name in enumerate(depth_first(self.graph.dependencies))}
+        return {name: i for i, name in enumerate(depth_first(self.graph.dependencies))}
 
     def reading(self, name: str) -> Reading | None:
         """Return the reading of a layer, made once."""
         if name not in self.readings:
-            layer, found = self.graph.layers[name], None
+            layer, reading = self.graph.layers[name], None
             if layer is not self.arrays.layers.get(name) or self.arrays.is_out(name):
                 pass
             elif isinstance(layer, Blockwise):
-                found = read_blockwise(self.arrays, name)
+                reading = read_blockwise(self.arrays, name)
             elif type(layer) is MaterializedLayer and len(self.graph.dependencies[name]) == 1:
-                found = read_view(self.arrays, name, layer)
-                found = found or read_aggregated(self.graph, self.arrays, name, layer)
-                found = found or read_arg_chunks(self.graph, self.arrays, name, layer)
-            self.readings[name] = found
+                reading = read_view(self.arrays, name, layer)
+                reading = reading or read_aggregated(self.graph, self.arrays, name, layer)
+                reading = reading or read_arg_chunks(self.graph, self.arrays, name, layer)
+            self.readings[name] = reading
         return self.readings[name]
 
     def cluster(self, last: str) -> Cluster | None:
@@ -283,11 +283,11 @@ class _Finder:
         waiting: dict[str, dict[Axes, Grid]] = {last: {own: node.grid}}
         while waiting:
             name = max(waiting, key=self.order.__getitem__)
-            found = waiting.pop(name)
-            axes = next(iter(found))
+            fusion = waiting.pop(name)
+            axes = next(iter(fusion))
             member = reading if name == last else self._member(name, last, cluster, whole)
-            if member is None or len(found) > 1 or not self._once(member, many <= {*axes}):
-                cluster.inputs.update({(name, axes): grid for axes, grid in found.items()})
+            if member is None or len(fusion) > 1 or not self._once(member, many <= {*axes}):
+                cluster.inputs.update({(name, axes): grid for axes, grid in fusion.items()})
                 continue
             cluster.members[name] = member, axes
             cluster.layers.update(member.layers)
@@ -340,7 +340,7 @@ class _Finder:
         return (
             self.graph.layers[name].annotations == self.graph.layers[last].annotations
             and (name in self.local) == (last in self.local)
-            and {self._container(each) for each in names} == {self._container(last)}
+            and {self._container(name) for name in names} == {self._container(last)}
         )
 
     def _without_thin(self, cluster: Cluster) -> dict[str, Cut]:
@@ -374,8 +374,10 @@ class _Finder:
         return (
             (whole or not isinstance(reading.add, Whole))
             and all(self.readers[each] == {name} and each not in self.requested for each in first)
-            and all(layers[each].annotations == layers[last].annotations for each in reading.layers)
-            and all((each in self.local) == (last in self.local) for each in reading.layers)
+            and all(
+                layers[layer].annotations == layers[last].annotations for layer in reading.layers
+            )
+            and all((layer in self.local) == (last in self.local) for layer in reading.layers)
             and containers == {self._container(last)}
         )
 
@@ -389,7 +391,7 @@ class _Finder:
         CuPy's own kernel for one function is slower, and takes three times as long to compile.
         """
         readings = [reading for reading, _ in cluster.members.values()]
-        working = [each for each in readings if not isinstance(each.add, Viewed)]
+        working = [reading for reading in readings if not isinstance(reading.add, Viewed)]
         kernels = self._container(cluster.last) == CUPY and not all(x.views for x in working)
         return len(working) + len(cluster.cuts) >= (1 if kernels else 2)
 

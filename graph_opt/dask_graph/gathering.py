@@ -61,7 +61,7 @@ class Together(Bare):
     def unnamed(self) -> Self:
         """Return the same with operations as the keys of tasks, counted, and numbers of blocks."""
         own: dict[Key, Key] = {key: number for number, key in enumerate(self.names)}
-        own |= {task.key: (_operation(task.key), at) for at, task in enumerate(self.tasks)}
+        own |= {task.key: (_operation(task.key), i) for i, task in enumerate(self.tasks)}
         tasks = [unnamed(renamed(task, own, own[task.key]), own[task.key]) for task in self.tasks]
         wanted = tuple(own[key] for key in self.wanted)
         return type(self)(tuple(tasks), wanted, tuple(range(len(self.names))))
@@ -69,12 +69,12 @@ class Together(Bare):
     @cached_property
     def _ending(self) -> list[list[Key]]:
         """For each task the values that no later one reads."""
-        last = {need: at for at, task in enumerate(self.tasks) for need in task.dependencies}
-        found: list[list[Key]] = [[] for _ in self.tasks]
+        last = {need: i for i, task in enumerate(self.tasks) for need in task.dependencies}
+        ending: list[list[Key]] = [[] for _ in self.tasks]
         for key, at in last.items():
             if key not in self.wanted:
-                found[at].append(key)
-        return found
+                ending[at].append(key)
+        return ending
 
 
 class Chain(Together):
@@ -126,25 +126,28 @@ def gathered(tasks: Tasks, results: Collection[Key], size: Size, limit: float) -
         and all(size(each) <= limit for each in {key, *task.dependencies} - parts.keys())
     }
     readers = reverse_dict(own)
-    found, items = dict(tasks), {}
+    gathered, items = dict(tasks), {}
     for number, group in enumerate(_groups(order, own, small)):
         wanted = tuple(key for key in group if not readers[key] <= {*group})
         joined = _together(("together", number), [cut[key] for key in group], wanted)
         slices = joined.dependencies & parts.keys()
-        nbytes = sum(size(parts[each] if each in slices else each) for each in joined.dependencies)
+        nbytes = sum(
+            size(parts[dependency] if dependency in slices else dependency)
+            for dependency in joined.dependencies
+        )
         if nbytes > MOST_GATHERED:
             continue
-        found |= {joined.key: joined} | {each: parts[each] for each in slices}
-        for at, key in enumerate(wanted):
-            items[key] = Task(None, operator.getitem, TaskRef(joined.key), at)
+        gathered |= {joined.key: joined} | {each: parts[each] for each in slices}
+        for i, key in enumerate(wanted):
+            items[key] = Task(None, operator.getitem, TaskRef(joined.key), i)
         for key in group:
-            del found[key]
-    return {key: renamed(task, items, key) for key, task in found.items()}
+            del gathered[key]
+    return {key: renamed(task, items, key) for key, task in gathered.items()}
 
 
 def _with_parts(inner: Tasks, size: Size, limit: float) -> tuple[dict[Key, GraphNode], Tasks]:
     """Return tasks that read small slices of large blocks as other tasks, and these."""
-    found: dict[Key, GraphNode] = {}
+    split: dict[Key, GraphNode] = {}
     parts: dict[Key, GraphNode] = {}
 
     def part(argument: Any) -> Any:
@@ -156,10 +159,10 @@ def _with_parts(inner: Tasks, size: Size, limit: float) -> tuple[dict[Key, Graph
         return TaskRef(key)
 
     for key, task in inner.items():
-        found[key] = task
+        split[key] = task
         if isinstance(task, Task):
-            found[key] = type(task)(key, task.func, *map(part, task.args), **task.kwargs)
-    return found, parts
+            split[key] = type(task)(key, task.func, *map(part, task.args), **task.kwargs)
+    return split, parts
 
 
 def _groups(
@@ -181,9 +184,9 @@ def _groups(
                 if first is not second:
                     first += second
                     group_of |= dict.fromkeys(second, first)
-    place = {key: at for at, key in enumerate(order)}
-    found = {id(group): group for group in group_of.values() if len(group) > 1}
-    return [sorted(group, key=place.__getitem__) for group in found.values()]
+    place = {key: i for i, key in enumerate(order)}
+    groups = {id(group): group for group in group_of.values() if len(group) > 1}
+    return [sorted(group, key=place.__getitem__) for group in groups.values()]
 
 
 def _operation(key: Key) -> str:

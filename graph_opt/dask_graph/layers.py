@@ -195,7 +195,7 @@ def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | N
     """Replace those of our own operations that have passes by their layers, ``None`` if none."""
     layers: dict[str, Layer] = dict(graph.layers)
     dependencies: dict[str, set[str]] = {k: set(v) for k, v in graph.dependencies.items()}
-    found = False
+    in_passes = False
     for name in names:
         layer = layers[name]
         if not isinstance(layer, DeferredLayer) or layer.passes is None:
@@ -203,13 +203,13 @@ def in_passes(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph | N
         array = layer.passes(layer.piece)
         if array is None:
             continue
-        found, sources, container = True, dependencies[name], layer.piece.output.container
+        in_passes, sources, container = True, dependencies[name], layer.piece.output.container
         for each, made in array.dask.layers.items():
             if each not in sources:
                 made.annotations = layer.annotations
                 made.collection_annotations["chunk_type"] = container
                 layers[each], dependencies[each] = made, set(array.dask.dependencies[each])
-    return HighLevelGraph(layers, dependencies) if found else None
+    return HighLevelGraph(layers, dependencies) if in_passes else None
 
 
 def deferred(

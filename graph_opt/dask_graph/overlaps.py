@@ -213,17 +213,17 @@ def _sliced(
     if end.grid[axis] != 1 or end.chunks != _with(source.chunks, axis, end.chunks[axis]):
         return None
     whole = (slice(None),) * source.ndim
-    found: set[tuple[int, range]] = set()
+    read: set[tuple[int, range]] = set()
     for index, (place, steps) in cut.blocks.items():
         slices = steps[0] if steps else whole
         if len(steps) > 1 or _with(place, axis, 0) != index or len(slices) != source.ndim:
             return None
         if _with(slices, axis, slice(None)) != whole or not isinstance(slices[axis], slice):
             return None
-        found.add((place[axis], range(source.chunks[axis][place[axis]])[slices[axis]]))
-    if len(found) != 1:
+        read.add((place[axis], range(source.chunks[axis][place[axis]])[slices[axis]]))
+    if len(read) != 1:
         return None
-    ((chunk, cells),) = found
+    ((chunk, cells),) = read
     start = cuts_of(source.chunks[axis])[chunk]
     return tuple(start + cell for cell in cells)
 

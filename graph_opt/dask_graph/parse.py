@@ -102,8 +102,8 @@ def once(function: Callable[[ArrayGraph, str], Found]) -> Callable[[ArrayGraph, 
         key = function, name
         if key not in graph.known:
             graph.known[key] = function(graph, name)
-        found: Found = graph.known[key]
-        return found
+        result: Found = graph.known[key]
+        return result
 
     return call
 
@@ -339,7 +339,9 @@ def container_of(graph: ArrayGraph, name: str) -> str | None:
     layer, node = graph.layers.get(name), graph.node(name)
     if node is not None or layer is None or is_declared(layer):
         return None if node is None else node.container
-    return next((container_of(graph, each) for each in sorted(graph.dependencies[name])), None)
+    return next(
+        (container_of(graph, dependency) for dependency in sorted(graph.dependencies[name])), None
+    )
 
 
 def is_map(layer: Layer) -> bool:
@@ -391,11 +393,11 @@ def _is_blockwork(graph: ArrayGraph, name: str) -> bool:
             if own:
                 return False
             continue
-        for each in task.dependencies:
-            if each in layer and not isinstance(layer[each], TaskRef):  # of a future
+        for dependency in task.dependencies:
+            if dependency in layer and not isinstance(layer[dependency], TaskRef):  # of a future
                 if node is None:
                     return False
-            elif not isinstance(each, tuple) or each[0] not in needed:
+            elif not isinstance(dependency, tuple) or dependency[0] not in needed:
                 return False
         if not (_joins(task) if task.dependencies else _creates(task)):
             return False

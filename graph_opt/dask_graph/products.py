@@ -128,8 +128,8 @@ def _options(graph: ArrayGraph, name: str, left: ArrayNode, right: ArrayNode) ->
 
 def _keywords(graph: ArrayGraph, name: str) -> dict[str, Any]:
     layer: Any = graph.layers[name]
-    found: dict[str, Any] = layer.task.kwargs
-    return found
+    keywords: dict[str, Any] = layer.task.kwargs
+    return keywords
 
 
 def _summed(graph: ArrayGraph, name: str, functions: Sequence[Any], ndim: int) -> list[str]:
@@ -192,11 +192,11 @@ def _up_to_date(
         known[letter] = _inner_chunks(left, right, axes)
 
     def corrected(node: ArrayNode, letters: str) -> ArrayNode:
-        found = []
+        arrays = []
         for letter, sizes in zip(letters, node.chunks, strict=True):
             right_size = len(known.get(letter, ())) == len(sizes)
-            found.append(known[letter] if right_size else sizes)
-        return replace(node, chunks=tuple(found))
+            arrays.append(known[letter] if right_size else sizes)
+        return replace(node, chunks=tuple(arrays))
 
     return corrected(left, subscripts.left), corrected(right, subscripts.right)
 
@@ -229,7 +229,7 @@ def _plain(piece: ProductPiece) -> Array:
         return product
     subscripts = piece.subscripts
     left, right = (
-        operand[tuple(0 if each == REPEATED else slice(None) for each in letters)]
+        operand[tuple(0 if letter == REPEATED else slice(None) for letter in letters)]
         for operand, letters in ((left, subscripts.left), (right, subscripts.right))
     )
     contraction: Array = da.einsum(str(subscripts).replace(REPEATED, ""), left, right)
@@ -241,5 +241,5 @@ def _operand(piece: ProductPiece, which: int) -> Array:
     x, axis = array_of(piece.inputs[which]), piece.contracted[which]
     if piece.depth is None:
         return x
-    found: Array = x.blocks[(*(slice(None),) * axis, [*piece.depth])]
-    return found
+    operand: Array = x.blocks[(*(slice(None),) * axis, [*piece.depth])]
+    return operand

@@ -53,7 +53,7 @@ from graph_opt.model.cost import Beside, Machine
 from graph_opt.model.layout import CUPY, ArrayNode, block_nbytes
 from graph_opt.model.names import LEVEL
 from graph_opt.model.piece import Blockwork, Piece, Region
-from graph_opt.model.reader import OPTED_OUT, Key, Matches, PlainLayer, Step
+from graph_opt.model.reader import OPTED_OUT, Key, Matches, OperationLayers, PlainLayer
 from graph_opt.model.recipe import Recipe
 from graph_opt.passes import depth_first, name_of
 from graph_opt.pieces.matmul import TERM, ProductPiece
@@ -211,7 +211,7 @@ class LayerReader(_Layers):
         return arrays_of(self.source, self.keys)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[OperationLayers]:
         return steps_of(self.arrays, self.matches.pieces)
 
     @cached_property
@@ -223,7 +223,7 @@ class LayerReader(_Layers):
         layer = TERM.sub("", LEVEL.sub("", name))
         return self._operations.get(layer) or (word_of(layer), -1)
 
-    def fault(self, step: Step) -> str | None:
+    def fault(self, step: OperationLayers) -> str | None:
         if any(map(self.arrays.is_out, step.layers)):
             return OPTED_OUT
         if step.node is None:
@@ -244,15 +244,15 @@ class LayerReader(_Layers):
         return isinstance(getattr(getattr(task, "func", None), "fusion", None), Fusion)
 
     def in_passes_of(self, graph: HighLevelGraph) -> dict[str, str]:
-        found = {}
+        passes = {}
         for name, layer in self.source.layers.items():
             if layer is graph.layers.get(name):
                 continue
             operation = name
             while operation not in graph.layers:
                 operation = min(self.source.dependents[operation])
-            found[name] = operation
-        return found
+            passes[name] = operation
+        return passes
 
     def fallback(self, region: Region, *, travels: bool) -> Plain:
         graph, piece = self.source, region.members[0]
@@ -273,7 +273,7 @@ def received(
     for key, read in needs.items() if workers > 1 else ():
         if len(read) > 1:
             others = sorted(read, key=lambda each: (each[1:] == key[1:], nbytes(each), repr(each)))
-            readers.update(each for each in others[:-1] if each[1:] != key[1:])
+            readers.update(other for other in others[:-1] if other[1:] != key[1:])
     moved = sum(min(count, workers) * nbytes(key) for key, count in readers.items())
     return moved * (1 - 1 / workers) / max(1, min(workers, len(needs)))
 
@@ -308,10 +308,10 @@ def _changed(layer: Any, functions: Functions, container: str) -> Blockwise | No
     function = exchanged(task.func, functions) if isinstance(task, Task) else None
     if function is None:
         return None
-    found = copy(layer)
-    found.task = Task(task.key, function, *task.args, **task.kwargs)
-    found.__dict__.pop("_cached_dict", None)
-    return found
+    changed = copy(layer)
+    changed.task = Task(task.key, function, *task.args, **task.kwargs)
+    changed.__dict__.pop("_cached_dict", None)
+    return changed
 
 
 def _with_data(graph: HighLevelGraph, regions: Iterable[Region]) -> HighLevelGraph:

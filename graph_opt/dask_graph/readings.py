@@ -94,10 +94,10 @@ class Reading:
 
     def number(self, nodes: Nodes, operands: Sequence[Operand]) -> int:
         """Add the work to an expression; return the number of the result."""
-        found = self.add(nodes, operands)
-        if found is None:
+        number = self.add(nodes, operands)
+        if number is None:
             raise ValueError(f"expected a known function in {self.layers[-1]}")
-        return found
+        return number
 
 
 def usable(arrays: ArrayGraph, name: str) -> ArrayNode | None:
@@ -115,7 +115,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call of an elementwise function of blocks and scalars."""
 
     function: Any
@@ -124,7 +124,10 @@ class Call:
 
     def __call__(self, nodes: Nodes, operands: Sequence[Operand]) -> int | None:
         """Add the call."""
-        given = [operands[each.at] if isinstance(each, Place) else each for each in self.arguments]
+        given = [
+            operands[argument.at] if isinstance(argument, Place) else argument
+            for argument in self.arguments
+        ]
         return read_call(nodes, self.function, given, self.options)
 
 
@@ -148,14 +151,14 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
     task = layer.task
     if layer.io_deps or layer.new_axes or layer.concatenate:
         return None
-    axes = {letter: at for at, letter in enumerate(layer.output_indices)}
+    axes = {letter: i for i, letter in enumerate(layer.output_indices)}
     sources: list[Source] = []
     values: dict[str, Any] = {}
-    for at, (operand, index) in enumerate(layer.indices):
+    for i, (operand, index) in enumerate(layer.indices):
         if index is None:
-            values[blockwise_token(at)] = value_of(operand)
+            values[blockwise_token(i)] = value_of(operand)
         elif isinstance(operand, str) and axes.keys() >= set(index):
-            values[blockwise_token(at)] = Place(len(sources))
+            values[blockwise_token(i)] = Place(len(sources))
             grid = tuple(layer.numblocks[operand])
             sources.append(Source(operand, tuple(axes[letter] for letter in index), grid))
         else:
@@ -170,7 +173,7 @@ def read_blockwise(arrays: ArrayGraph, name: str) -> Reading | None:
         for token, value in values.items()
     }
     tasks = {name: task.substitute(nodes, name)}
-    call, tried = Call(task.func, tuple(given), options), Nodes()
+    call, tried = FunctionCall(task.func, tuple(given), options), Nodes()
     number = call(tried, operands) if usable(arrays, name) else None
     if number is not None:
         views = isinstance(tried.nodes[number], View)
@@ -184,7 +187,7 @@ def _operands(arrays: ArrayGraph, sources: Sequence[Source]) -> list[Operand] | 
     nodes = [node for source in sources if (node := usable(arrays, source.name)) is not None]
     if len(nodes) < len(sources):
         return None
-    return [Operand.of(node, at) for at, node in enumerate(nodes)]
+    return [Operand.of(node, i) for i, node in enumerate(nodes)]
 
 
 def read_view(arrays: ArrayGraph, name: str, layer: MaterializedLayer) -> Reading | None:
@@ -283,20 +286,20 @@ class Cut:
         ``None`` is an axis of one block, or all of it if there are no such axes. The arguments are
         the numbers of blocks.
         """
-        found: list[int | None] = []
+        axes: list[int | None] = []
         for axis, count in enumerate(source):
             if count == 1:
-                found.append(None)
+                axes.append(None)
                 continue
             for own_axis, own_count in enumerate(own):
                 if own_count == count and all(
                     place[axis] == index[own_axis] for index, (place, _) in self.blocks.items()
                 ):
-                    found.append(own_axis)
+                    axes.append(own_axis)
                     break
             else:
                 return None
-        return tuple(found)
+        return tuple(axes)
 
     def is_thin(self, source: ArrayNode, own: ArrayNode) -> bool:
         """Whether a slice has less than half of its block: then Dask copies it."""
@@ -318,10 +321,10 @@ def read_cut(arrays: ArrayGraph, name: str) -> Cut | None:
         return None
     blocks = {}
     for index in node.indices:
-        found = _followed(layer.mapping, (name, *index), other)
-        if found is None:
+        axes = _followed(layer.mapping, (name, *index), other)
+        if axes is None:
             return None
-        blocks[index] = found
+        blocks[index] = axes
     return Cut(other, blocks)
 
 

@@ -49,9 +49,9 @@ def match(graph: ArrayGraph, name: str) -> RechunkPiece | Declined | None:
     source, output = graph.node(before) if before else None, graph.node(name)
     if source is None or output is None:
         return Declined(name, "its array is not a Dask array with known facts")
-    found = (source, *map(graph.node, inner))
-    nodes = [node for node in found if node is not None and node.known]
-    if len(nodes) < len(found):
+    several = (source, *map(graph.node, inner))
+    nodes = [node for node in several if node is not None and node.known]
+    if len(nodes) < len(several):
         return Declined(name, "chunk sizes are unknown")
     reason = unsupported((source,), output)
     if reason is not None:

@@ -42,7 +42,7 @@ from graph_opt.dask_graph.layers import renamed
 from graph_opt.dask_graph.returned import returned
 from graph_opt.model.layout import Index
 from graph_opt.model.piece import Blockwork
-from graph_opt.model.recipe import Block, Call, Kinds, Recipe, Returned
+from graph_opt.model.recipe import Block, Kinds, Recipe, Returned, TaskCall
 
 Array = Any
 Key = Any
@@ -61,16 +61,16 @@ class Tasks(ABC):
     def task_of(self, index: Index) -> tuple[GraphNode, Sequence[Key], tuple[Block, ...]]:
         """Return the task of the block at a place, and its names for the blocks that it reads."""
 
-    def calls(self, blocks: Collection[Index], *, copies: bool) -> dict[Index, Call]:
+    def calls(self, blocks: Collection[Index], *, copies: bool) -> dict[Index, TaskCall]:
         """Return what computes each of these blocks; a task that many share is bound once."""
-        found: dict[Index, Call] = {}
-        known: dict[int, tuple[GraphNode, Call]] = {}
+        calls: dict[Index, TaskCall] = {}
+        known: dict[int, tuple[GraphNode, TaskCall]] = {}
         for index in blocks:
             task, names, reads = self.task_of(index)
             if id(task) not in known:
                 known[id(task)] = task, bound(task, names, copies=copies)
-            found[index] = known[id(task)][1]._replace(reads=reads)
-        return found
+            calls[index] = known[id(task)][1]._replace(reads=reads)
+        return calls
 
     def returned(self, index: Index, kinds: Kinds) -> Returned | Block | None:
         """Return what the task of a block returns."""
@@ -106,8 +106,8 @@ class Common(Tasks):
         task = layer.task
         reads: dict[str, tuple[int, Along]] = {}
         facts: list[tuple[str, BlockwiseDep, Along]] = []
-        for at, (operand, index) in enumerate(layer.indices):
-            name = blockwise_token(at)
+        for i, (operand, index) in enumerate(layer.indices):
+            name = blockwise_token(i)
             if name not in task.dependencies:
                 continue
             if index is None:
@@ -195,24 +195,24 @@ def _node(operand: Any) -> Any:
     return operand if isinstance(operand, GraphNode | TaskRef) else DataNode(BLOCK, operand)
 
 
-def bound(node: Any, names: Sequence[Key], *, copies: bool = False) -> Call:
+def bound(node: Any, names: Sequence[Key], *, copies: bool = False) -> TaskCall:
     """Return the call, of blocks with these names, that computes a task or any other node.
 
     If it ``copies``, each call has its own copies of functions and values that may change.
     """
     if copies and not is_stateless(node):
-        return Call(partial(_copied, cloudpickle.dumps(node), names), copied=True)
+        return TaskCall(partial(_copied, cloudpickle.dumps(node), names), copied=True)
     kwargs = getattr(node, "kwargs", {})
     if not isinstance(node, Task) or any(
         isinstance(x, GraphNode | TaskRef) for x in kwargs.values()
     ):
-        return Call(partial(_evaluated, node, names))
+        return TaskCall(partial(_evaluated, node, names))
     function, arguments = node.func, node.args
     if kwargs:
         function = partial(function, **kwargs)
     if [*map(_block, arguments)] == [*names]:
-        return Call(function)
-    return Call(function, arguments=partial(_given, arguments, names))
+        return TaskCall(function)
+    return TaskCall(function, arguments=partial(_given, arguments, names))
 
 
 def names_of(node: GraphNode) -> tuple[Key, ...]:
@@ -228,8 +228,8 @@ def _copied(pickled: bytes, names: Sequence[Key], *blocks: Array) -> Any:
 
 def _evaluated(node: Any, names: Sequence[Key], *blocks: Array) -> Any:
     """Let Dask evaluate a node."""
-    (found,) = _given([node], names, blocks)
-    return found
+    (value,) = _given([node], names, blocks)
+    return value
 
 
 def _given(arguments: Sequence[Any], names: Sequence[Key], blocks: Sequence[Array]) -> list[Any]:

@@ -63,11 +63,11 @@ def find(graph: ArrayGraph) -> Matches:
         function = block_function(graph, name)
         start = full_name(type(layer) if function is None else function)
         rule = known.get(start) or known.get(name.rpartition("-")[0])
-        found = None if rule is None else rule.match(graph, name)
-        if isinstance(found, Declined):
-            declined.append(found)
-        elif found is not None and any(map(graph.is_out, found.layers)):
-            declined.append(Declined(found.output.name, OPTED_OUT))
-        elif found is not None:
-            pieces.append(found)
+        matched = None if rule is None else rule.match(graph, name)
+        if isinstance(matched, Declined):
+            declined.append(matched)
+        elif matched is not None and any(map(graph.is_out, matched.layers)):
+            declined.append(Declined(matched.output.name, OPTED_OUT))
+        elif matched is not None:
+            pieces.append(matched)
     return Matches(tuple(pieces), tuple(declined))

@@ -112,7 +112,7 @@ class SentGraph(HighLevelGraph):
         tables = {n: x for n, x in graph.layers.items() if isinstance(x, MaterializedLayer)}
         if sum(map(len, tables.values())) > MOST_TASKS:
             raise IncomparableError("expected a small graph")
-        numbers = {name: at for at, name in enumerate(graph.layers)}
+        numbers = {name: i for i, name in enumerate(graph.layers)}
         needed = [sorted(map(numbers.__getitem__, graph.dependencies[name])) for name in numbers]
         arrays = Arrays()
         own = {np.ndarray: arrays.reduced, MaterializedLayer: arrays.reduced_layer}
@@ -253,8 +253,8 @@ class Pickler(cloudpickle.CloudPickler):
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object to what its copies have in common."""
         reduce = self._reduced.get(type(obj))
-        if reduce is not None and (found := reduce(obj)) is not NotImplemented:
-            return found
+        if reduce is not None and (reduced := reduce(obj)) is not NotImplemented:
+            return reduced
         if id(obj) in self._names:
             return _kept, (self._names[id(obj)],)
         if isinstance(obj, Task):
@@ -314,10 +314,10 @@ def _is_importable(obj: type) -> bool:
 
 def named(value: Any) -> Any:
     """Return what the module of a function or class has under its name, ``None`` if nothing."""
-    found: Any = sys.modules.get(value.__module__)
+    current: Any = sys.modules.get(value.__module__)
     for name in (getattr(value, "__qualname__", None) or value.__name__).split("."):  # of a ufunc
-        found = getattr(found, name, None)
-    return found
+        current = getattr(current, name, None)
+    return current
 
 
 def _data(task: Any) -> Array | None:

@@ -20,7 +20,7 @@ from graph_opt.dask_graph.parse import (
     unwrapped,
 )
 from graph_opt.model.piece import Piece
-from graph_opt.model.reader import Step
+from graph_opt.model.reader import OperationLayers
 from graph_opt.passes import depth_first
 
 SYMBOLS: Mapping[Any, str] = {
@@ -90,19 +90,19 @@ DECOMPOSITIONS = ("svd", "qr")
 """Calls of many layers, as one of these is named; a singular value decomposition begins with QR."""
 
 
-def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
+def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[OperationLayers]:
     """Return the operations of a graph, each after those that it reads.
 
     Blocks that exist, such as those of a persisted array, are no operation.
     """
-    found = {name: piece for piece in pieces for name in piece.layers}
+    piece_of = {name: piece for piece in pieces for name in piece.layers}
     last: dict[str, str] = {}
     groups: dict[str, list[str]] = {}
     calls: dict[str, str] = {}
     for name in depth_first(arrays.dependencies):
         if _is_given(arrays, name):
             continue
-        piece = found.get(name)
+        piece = piece_of.get(name)
         before = None if piece is not None else _first_part(arrays, name)
         step = STEP.search(name)
         if step is not None and piece is None:
@@ -115,12 +115,12 @@ def steps_of(arrays: ArrayGraph, pieces: Iterable[Piece]) -> list[Step]:
     results = {end: _result(arrays, layers, end) for end, layers in groups.items()}
     steps = []
     for end, layers in groups.items():
-        piece = found.get(end)
+        piece = piece_of.get(end)
         layers = sorted(layers, key=lambda name: name == results[end])
         word = _word(arrays, layers) if piece is None else word_of(piece.title)
         read = set().union(*(arrays.dependencies[name] for name in layers)) - set(layers)
         inputs = dict.fromkeys(results[last[name]] for name in sorted(read) if name in last)
-        steps.append(Step(word, tuple(layers), arrays.node(layers[-1]), tuple(inputs)))
+        steps.append(OperationLayers(word, tuple(layers), arrays.node(layers[-1]), tuple(inputs)))
     return steps
 
 
@@ -166,7 +166,7 @@ def _word(arrays: ArrayGraph, layers: list[str]) -> str:
     """Return the name of an operation that is no piece."""
     words = {word_of(f"{TOKEN.sub('', name)}-") for name in layers}
     for known in DECOMPOSITIONS:
-        if any(each.partition("-")[0] == known for each in words) and len(layers) > 1:
+        if any(word.partition("-")[0] == known for word in words) and len(layers) > 1:
             return known
     first, layer = layers[0], arrays.layers[layers[0]]
     word = word_of(f"{TOKEN.sub('', first)}-")

@@ -116,22 +116,22 @@ def task_seconds(graph: ArrayGraph, name: str, given: Collection[str], machine: 
 
     The layer is fused of all layers of ``graph`` between the layers ``given`` and itself.
     """
-    found = _layers_of(graph, name, given)
-    kernel = _kernel_of(graph, found)
-    works = [_work(graph, each) for each in found - kernel]
+    layers = _layers_of(graph, name, given)
+    kernel = _kernel_of(graph, layers)
+    works = [_work(graph, each) for each in layers - kernel]
     works += [_within(graph, each, kernel) for each in kernel]
     return sum(work.seconds(machine) for work in works) / max(1, len(graph.layers[name]))
 
 
 def _layers_of(graph: ArrayGraph, name: str, given: Collection[str]) -> set[str]:
     """Return the layers between the layers ``given`` and a layer, with the latter."""
-    found, waiting = {name}, [name]
+    layers, waiting = {name}, [name]
     while waiting:
         read = graph.dependencies[waiting.pop()]
-        needed = [other for other in read if other not in given and other not in found]
-        found.update(needed)
+        needed = [other for other in read if other not in given and other not in layers]
+        layers.update(needed)
         waiting += needed
-    return found
+    return layers
 
 
 def _kernel_of(graph: ArrayGraph, names: Collection[str]) -> set[str]:
@@ -141,8 +141,10 @@ def _kernel_of(graph: ArrayGraph, names: Collection[str]) -> set[str]:
     """
     if not graph.fused:
         return set()
-    readings = {name: found for name in names if (found := read_blockwise(graph, name))}
-    reduces = any(found.chunked and _on_gpu(array(graph, name)) for name, found in readings.items())
+    readings = {name: reading for name in names if (reading := read_blockwise(graph, name))}
+    reduces = any(
+        reading.chunked and _on_gpu(array(graph, name)) for name, reading in readings.items()
+    )
     return {*readings} if len(readings) > 1 or reduces else set()
 
 
@@ -176,7 +178,9 @@ def _work(graph: ArrayGraph, name: str) -> Work:
         task: Any = next(iter(tasks_of(graph, name)), (None, None))[1]
         if task is None or not task.dependencies:
             return Work()
-        read = sum(known_nbytes(array(graph, each)) for each in graph.dependencies[name])
+        read = sum(
+            known_nbytes(array(graph, dependency)) for dependency in graph.dependencies[name]
+        )
         passes = passes_of(getattr(task, "func", None), {})
         return Work(1, passes * (known_nbytes(node) + read))
     copied, lengths = block_nbytes(node), dict[Any, float]()
@@ -271,7 +275,7 @@ def memory_beside(graph: ArrayGraph, name: str, given: Collection[str]) -> Besid
     """
     layers = _layers_of(graph, name, given)
     kernel = _kernel_of(graph, layers)
-    read = {other for each in layers for other in graph.dependencies[each]} - layers
+    read = {other for layer in layers for other in graph.dependencies[layer]} - layers
     largest = _largest(graph, {name, *read})
     if not largest:
         return Beside()
@@ -307,7 +311,7 @@ def _most(graph: ArrayGraph, name: str, made: Mapping[str, Made]) -> tuple[float
 
 def _of_kernel(graph: ArrayGraph, kernel: Collection[str]) -> float:
     """Return the temporaries of a kernel: tiles, or on a CPU an operation and its operand."""
-    reduces = any((found := read_blockwise(graph, each)) and found.chunked for each in kernel)
+    reduces = any((reading := read_blockwise(graph, each)) and reading.chunked for each in kernel)
     on_gpu = any(_on_gpu(array(graph, each)) for each in kernel)
     return 2.0 * (reduces and len(kernel) > 1 and not on_gpu)
 
@@ -336,7 +340,7 @@ def _function(graph: ArrayGraph, name: str) -> Made:
 
 def _widening(graph: ArrayGraph, names: Iterable[str]) -> float:
     """Return the bytes of double precision over those of the narrowest array."""
-    nodes = [node for each in names if (node := array(graph, each)) and node.dtype in DTYPES]
+    nodes = [node for name in names if (node := array(graph, name)) and node.dtype in DTYPES]
     return max([1.0, *(8 / real_of(node.dtype).itemsize for node in nodes)])
 
 
@@ -355,8 +359,8 @@ def _of_transform(graph: ArrayGraph, name: str, node: ArrayNode | None) -> float
     if getattr(function, "__module__", "") != "numpy.fft" or node is None or _on_gpu(node):
         return None
     operands = [array(graph, other) for other in graph.dependencies[name]]
-    known = [each for each in (node, *operands) if each is not None]
-    dtypes = {None if each is None else each.dtype for each in operands}
+    known = [operand for operand in (node, *operands) if operand is not None]
+    dtypes = {None if operand is None else operand.dtype for operand in operands}
     if function.__name__ in ("fft", "ifft", "irfft") and dtypes == {"complex128"}:
         return 0.0
     single = any(real_of(each.dtype).itemsize < DOUBLE for each in known if each.dtype in DTYPES)
@@ -366,4 +370,4 @@ def _of_transform(graph: ArrayGraph, name: str, node: ArrayNode | None) -> float
 
 def _largest(graph: ArrayGraph, names: Iterable[str]) -> float:
     """Return the bytes of the largest block of some arrays, on average."""
-    return max((block_nbytes(array(graph, each)) for each in names), default=0.0)
+    return max((block_nbytes(array(graph, name)) for name in names), default=0.0)

@@ -43,5 +43,5 @@ class Gang(ArrayExpr):
 
 def from_dask(array: Array) -> ExpressionArray:
     """Return an array of Dask as one of dask_array."""
-    found: ExpressionArray = new_collection(Gang(array))
-    return found
+    expression: ExpressionArray = new_collection(Gang(array))
+    return expression

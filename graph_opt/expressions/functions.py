@@ -48,9 +48,9 @@ def dasks_own(function: Any) -> Any:
 def _copied(function: FunctionType) -> Function:
     """Return the function of Dask with the same name and code; the function itself if none has."""
     for module in MODULES:
-        found = getattr(import_module(module), function.__name__, None)
-        if isinstance(found, FunctionType) and is_copy(function, found):
-            return found
+        original = getattr(import_module(module), function.__name__, None)
+        if isinstance(original, FunctionType) and is_copy(function, original):
+            return original
     return function
 
 
@@ -63,8 +63,10 @@ def is_copy(function: FunctionType, other: FunctionType) -> bool:
 def _text(code: CodeType) -> Any:
     return [
         (
-            each.opname,
-            _text(each.argval) if isinstance(each.argval, CodeType) else repr(each.argval),
+            instruction.opname,
+            _text(instruction.argval)
+            if isinstance(instruction.argval, CodeType)
+            else repr(instruction.argval),
         )
-        for each in get_instructions(code)
+        for instruction in get_instructions(code)
     ]

@@ -38,13 +38,13 @@ class Product(ArrayExpr):
         if self.axes is None:
             return _multiplied(left, right)
         both = zip((left, right), self.axes, strict=True)
-        return tuple(c for each, axes in both for at, c in enumerate(each) if at not in axes)
+        return tuple(c for each, axes in both for i, c in enumerate(each) if i not in axes)
 
     def _simplify_down(self) -> ArrayExpr:
         operands = new_collection(self.left), new_collection(self.right)
         own = own_matmul(*operands) if self.axes is None else own_tensordot(*operands, self.axes)
-        found: ArrayExpr = own.expr
-        return found
+        expression: ArrayExpr = own.expr
+        return expression
 
     _lower = _simplify_down
 
@@ -98,7 +98,7 @@ def _pairs(axes: Any, left: int, right: int) -> list[tuple[int, int]] | None:
     if isinstance(axes, int):
         axes = range(left - axes, left), range(axes)
     try:
-        several = ([each] if isinstance(each, int | np.integer) else list(each) for each in axes)
+        several = ([axis] if isinstance(axis, int | np.integer) else list(axis) for axis in axes)
         pairs = [(range(left)[i], range(right)[j]) for i, j in zip(*several, strict=True)]
     except (TypeError, ValueError, IndexError):
         return None

@@ -47,8 +47,8 @@ def as_dask(expr: ArrayExpr) -> Array:
         except Exception:
             logger.debug("dask_array's own tasks of %s", type(expr).__name__, exc_info=True)
             vars(expr)[KEPT] = _of_tasks(expr._name, expr.__dask_graph__(), expr, [])
-    found: Array = vars(expr)[KEPT]
-    return found
+    array: Array = vars(expr)[KEPT]
+    return array
 
 
 def _gains_by_rules(expr: ArrayExpr) -> bool:
@@ -62,8 +62,8 @@ def _read(expr: ArrayExpr) -> Array:
         if KEPT not in vars(each):
             vars(each)[KEPT] = array = _array(each)
             vars(each).setdefault("_meta", array._meta)  # which it would compute to persist it
-    found: Array = vars(expr)[KEPT]
-    return found
+    known: Array = vars(expr)[KEPT]
+    return known
 
 
 def _inputs_first(expr: ArrayExpr) -> Iterator[ArrayExpr]:
@@ -78,17 +78,17 @@ def _inputs_first(expr: ArrayExpr) -> Iterator[ArrayExpr]:
             if KEPT in vars(node):
                 continue
             stack.append((node, True))
-            stack += [(each, False) for each in _arrays(node)]
+            stack += [(array, False) for array in _arrays(node)]
 
 
 def _arrays(expr: ArrayExpr) -> Iterator[ArrayExpr]:
     """Yield the nearest arrays that the row of a node reads."""
-    for each in first_step(expr).dependencies():
-        if isinstance(each, ArrayExpr):
-            if _is_array(each, expr):
-                yield each
+    for dependency in first_step(expr).dependencies():
+        if isinstance(dependency, ArrayExpr):
+            if _is_array(dependency, expr):
+                yield dependency
             else:
-                yield from _arrays(each)
+                yield from _arrays(dependency)
 
 
 def _is_array(expr: ArrayExpr, reader: ArrayExpr) -> bool:
@@ -113,11 +113,11 @@ def _array(expr: ArrayExpr) -> Array:
     row = _row(expr)
     if row is not None:
         try:
-            found = _in_chunks(row(expr, _read), expr)
-            if found.numblocks == expr.numblocks and (
-                isinstance(expr, Elemwise) or found.dtype == expr.dtype  # which it infers as Dask
+            array = _in_chunks(row(expr, _read), expr)
+            if array.numblocks == expr.numblocks and (
+                isinstance(expr, Elemwise) or array.dtype == expr.dtype  # which it infers as Dask
             ):
-                return found
+                return array
         except Exception:  # its own tasks say what is wrong
             logger.debug("%s is no layer of Dask", type(expr).__name__, exc_info=True)
     return _by_tasks(expr)
@@ -158,9 +158,9 @@ def _tasks(node: ArrayExpr, inputs: Mapping[str, Array]) -> dict[Any, GraphNode]
         if each._name not in inputs:
             tasks |= each._layer()
     keys = {key for each in inputs.values() for key in flatten(each.__dask_keys__())}
-    found: dict[Any, GraphNode] = convert_legacy_graph(tasks, tasks.keys() | keys)
+    graph: dict[Any, GraphNode] = convert_legacy_graph(tasks, tasks.keys() | keys)
     return {  # Dask cannot fuse containers without a key
-        key: Task(key, itself, task) if task.key is None else task for key, task in found.items()
+        key: Task(key, itself, task) if task.key is None else task for key, task in graph.items()
     }
 
 
@@ -174,15 +174,15 @@ def _on(expr: ArrayExpr, inputs: dict[str, Array]) -> ArrayExpr:
     if not expr.dependencies() or any(map(_is_nested, expr.operands)):
         return expr
     operands: list[Any] = []
-    for each in expr.operands:
-        if isinstance(each, ArrayExpr):
-            if _is_array(each, expr):
-                array = _read(each)
+    for operand in expr.operands:
+        if isinstance(operand, ArrayExpr):
+            if _is_array(operand, expr):
+                array = _read(operand)
                 inputs[array.name] = array
-                each = FromGraph({}, array._meta, array.chunks, [], array.name)
+                operand = FromGraph({}, array._meta, array.chunks, [], array.name)
             else:
-                each = _on(each, inputs)
-        operands.append(each)
+                operand = _on(operand, inputs)
+        operands.append(operand)
     return type(expr)(*operands)
 
 

@@ -66,8 +66,8 @@ def is_unknown(array: Any) -> bool:
 
 def _aligned(expr: Any) -> Any:
     """Return a node whose arrays have the same chunks: dask_array aligns them as Dask does not."""
-    found = expr._lower()
-    return found if type(found) is type(expr) else expr
+    lowered = expr._lower()
+    return lowered if type(lowered) is type(expr) else expr
 
 
 def _blockwise(expr: Blockwise, read: Read) -> Array:
@@ -134,9 +134,9 @@ def _named(name: str, *options: str) -> Row:
     def row(expr: Reduction, read: Read) -> Array:
         if expr.weights is not None or expr.operand("meta") is not None:
             return _reduction(expr, read)
-        given = {each: expr.operand(each) for each in ("keepdims", "split_every", *options)}
-        found: Array = getattr(da, name)(read(expr.array), axis=expr.axis, **given)
-        return found
+        given = {option: expr.operand(option) for option in ("keepdims", "split_every", *options)}
+        array: Array = getattr(da, name)(read(expr.array), axis=expr.axis, **given)
+        return array
 
     return row
 
@@ -163,14 +163,14 @@ def is_product(expr: ArrayExpr) -> bool:
 
 def _called(expr: Product, read: Read) -> Array:
     left, right = read(expr.left), read(expr.right)
-    found: Array = da.tensordot(left, right, expr.axes) if expr.axes else da.matmul(left, right)
-    return found
+    product: Array = da.tensordot(left, right, expr.axes) if expr.axes else da.matmul(left, right)
+    return product
 
 
 def _product(expr: ArrayExpr, read: Read) -> Array:
     left, _, right, _ = expr.array.args
-    found: Array = da.matmul(read(left), read(right))
-    return found
+    product: Array = da.matmul(read(left), read(right))
+    return product
 
 
 def _indices(expr: PartialReduce, read: Read) -> Array:
@@ -179,10 +179,10 @@ def _indices(expr: PartialReduce, read: Read) -> Array:
         raise NotImplementedError("expected a reduction to indices")
     function = step.chunk_func.args[1]
     axis = None if len(step.axis) > 1 else step.axis[0]
-    found: Array = getattr(da, function.__name__.lstrip("_"))(
+    indices: Array = getattr(da, function.__name__.lstrip("_"))(
         read(step.array), axis=axis, keepdims=expr.keepdims
     )
-    return found
+    return indices
 
 
 def _cumulative(expr: CumReduction, read: Read) -> Array:
@@ -218,10 +218,10 @@ def _squeeze(expr: Squeeze, read: Read) -> Array:
 
 
 def _setitem(expr: SetItem, read: Read) -> Array:
-    found = read(expr.array).copy()
+    array = read(expr.array).copy()
     value = expr.value
-    found[expr.index] = read(value) if isinstance(value, ArrayExpr) else value
-    return found
+    array[expr.index] = read(value) if isinstance(value, ArrayExpr) else value
+    return array
 
 
 def _overridden(expr: ChunksOverride, read: Read) -> Array:
@@ -254,17 +254,17 @@ def _creation(function: Callable[..., Array]) -> Row:
     def row(expr: Any, read: Read) -> Array:
         options = {} if expr.operand("meta") is None else {"meta": expr.operand("meta")}
         options |= {"chunks": expr.chunks, "dtype": expr.dtype, **expr.kwargs}
-        found = function(expr.shape, **options)
-        if type(found._meta) is not type(expr._meta):
+        array = function(expr.shape, **options)
+        if type(array._meta) is not type(expr._meta):
             raise NotImplementedError("expected the backend that created the array")
-        return found
+        return array
 
     return row
 
 
 def _sequence(function: Callable[..., Array]) -> Row:
     def row(expr: Any, read: Read) -> Array:
-        return function([read(each) for each in expr.args], axis=expr.axis)
+        return function([read(argument) for argument in expr.args], axis=expr.axis)
 
     return row
 

@@ -218,7 +218,9 @@ def calibrated(machine: Machine, figures: Mapping[str, float]) -> Machine:
             rates.setdefault(dtype, {})[shape] = value
     shapes = {field.name for field in fields(ProductRates)}
     products = {
-        dtype: ProductRates(**found) for dtype, found in rates.items() if found.keys() == shapes
+        dtype: ProductRates(**measured)
+        for dtype, measured in rates.items()
+        if measured.keys() == shapes
     }
     known = {*FIGURES, *OTHER_FIGURES}
     values: dict[str, Any] = {name: value for name, value in good.items() if name in known}

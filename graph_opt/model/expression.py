@@ -125,9 +125,9 @@ class Expression:
     results: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        for at, node in enumerate(self.nodes):
-            if any(argument not in range(at) for argument in node.arguments):
-                raise ValueError(f"expected arguments of node {at} before it, got {node}")
+        for i, node in enumerate(self.nodes):
+            if any(argument not in range(i) for argument in node.arguments):
+                raise ValueError(f"expected arguments of node {i} before it, got {node}")
         if any(result not in range(len(self.nodes)) for result in self.results):
             raise ValueError(f"expected results among {len(self.nodes)} nodes, got {self.results}")
 
@@ -157,40 +157,40 @@ class Expression:
     def released(self) -> tuple[tuple[int, ...], ...]:
         """For each node its arguments that no later node and no result needs."""
         needed = set(self.results)
-        found: list[tuple[int, ...]] = []
+        released: list[tuple[int, ...]] = []
         for node in reversed(self.nodes):
-            found.append(tuple({*node.arguments} - needed))
+            released.append(tuple({*node.arguments} - needed))
             needed.update(node.arguments)
-        return tuple(reversed(found))
+        return tuple(reversed(released))
 
     def shapes(self, blocks: Sequence[Shape]) -> list[Shape]:
         """Return the shape of each node, given those of the blocks."""
-        found: list[Shape] = []
+        shapes: list[Shape] = []
         for node in self.nodes:
-            of = [found[argument] for argument in node.arguments]
+            of = [shapes[argument] for argument in node.arguments]
             match node:
                 case Apply():
-                    found.append(_broadcast(of))
+                    shapes.append(_broadcast(of))
                 case Input(at):
-                    found.append(tuple(blocks[at]))
+                    shapes.append(tuple(blocks[at]))
                 case Constant():
-                    found.append(())
+                    shapes.append(())
                 case View(_, axes):
-                    found.append(tuple([1 if axis is None else of[0][axis] for axis in axes]))
+                    shapes.append(tuple([1 if axis is None else of[0][axis] for axis in axes]))
                 case Reduce(_, _, axes, keepdims):
                     kept = enumerate(of[0])
                     lengths = [(1 if axis in axes else length, axis) for axis, length in kept]
-                    found.append(tuple([n for n, axis in lengths if keepdims or axis not in axes]))
+                    shapes.append(tuple([n for n, axis in lengths if keepdims or axis not in axes]))
                 case Cast():
-                    found.append(of[0])
-        return found
+                    shapes.append(of[0])
+        return shapes
 
     def cone(self, *results: int) -> Iterator[int]:
         """Yield the numbers of the nodes that these depend on, and their own, in order."""
         needed = set(results)
-        for at in range(len(self.nodes) - 1, -1, -1):
-            if at in needed:
-                needed.update(self.nodes[at].arguments)
+        for i in range(len(self.nodes) - 1, -1, -1):
+            if i in needed:
+                needed.update(self.nodes[i].arguments)
         yield from sorted(needed)
 
 

@@ -173,8 +173,8 @@ def counted(count: int, noun: str) -> str:
 
 def format_bytes(nbytes: float) -> str:
     """Return a number of bytes in the largest unit of which there is about one, as Dask does."""
-    for at, unit in enumerate(("PiB", "TiB", "GiB", "MiB", "kiB")):
-        if nbytes >= 0.9 * (size := 1024 ** (5 - at)):
+    for i, unit in enumerate(("PiB", "TiB", "GiB", "MiB", "kiB")):
+        if nbytes >= 0.9 * (size := 1024 ** (5 - i)):
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} B"
 
@@ -315,10 +315,10 @@ class Layout(Blocked):
     @cached_property
     def _elements(self) -> Counter[int]:
         """The number of elements of each rank."""
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for shape, owner in zip(cartesian(*self.lengths), self.owners, strict=True):
-            found[owner] += prod(shape)
-        return found
+            counts[owner] += prod(shape)
+        return counts
 
     def within(self, cuts: tuple[Cuts, ...], blocks: Any) -> Layout:
         """Return the layout of a larger array, of which only these ``blocks``, an index, exist."""

@@ -77,9 +77,9 @@ def numbered(text: bytes) -> tuple[bytes, bytes]:
     Each has a space before it, so that they are tokens in that text too, and in its pickle.
     """
     pieces, tokens = parted(text)
-    numbers = {token: b"%032x" % at for at, token in enumerate(dict.fromkeys(tokens))}
+    numbers = {token: b"%032x" % i for i, token in enumerate(dict.fromkeys(tokens))}
     return joined(pieces, map(numbers.__getitem__, tokens)), b"".join(
-        b" " + each for each in numbers
+        b" " + number for number in numbers
     )
 
 
@@ -88,12 +88,12 @@ def restored(text: bytes, tokens: bytes) -> bytes:
 
     A further token, as in the name of a gang, becomes another for other tokens.
     """
-    pieces, found = parted(text)
-    real = {b"%032x" % at: token for at, token in enumerate(tokens.split())}
-    for token in found:
+    pieces, given = parted(text)
+    real = {b"%032x" % i: token for i, token in enumerate(tokens.split())}
+    for token in given:
         if token not in real:
             real[token] = blake2b(token + tokens, digest_size=16).hexdigest().encode()
-    return joined(pieces, map(real.__getitem__, found))
+    return joined(pieces, map(real.__getitem__, given))
 
 
 def parted(text: bytes) -> tuple[list[bytes], list[bytes]]:

@@ -111,11 +111,11 @@ def _result(part: Region) -> tuple[ArrayNode, tuple[Index, ...]]:
 def _units(region: Region) -> Units:
     """Return the units with wanted blocks, without other lines."""
     (piece,), ((_, wanted),) = region.pieces, region.wanted
-    found = []
+    whole = []
     for along, cuts in zip(zip(*wanted, strict=True), piece.units, strict=True):
         units = groupby(sorted({*along}), key=partial(bisect_right, cuts))
-        found.append([list(lines) for _, lines in units])
-    return found
+        whole.append([list(lines) for _, lines in units])
+    return whole
 
 
 def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
@@ -128,14 +128,14 @@ def _parts(region: Region, units: Units, counts: Counts) -> list[Region]:
         numbers.append(
             {at: k for k, (lo, hi) in enumerate(spans) for at in chain.from_iterable(along[lo:hi])}
         )
-    found: defaultdict[Index, list[Index]] = defaultdict(list)
+    parts: defaultdict[Index, list[Index]] = defaultdict(list)
     for index in wanted:
-        found[tuple(of[at] for of, at in zip(numbers, index, strict=True))].append(index)
+        parts[tuple(of[at] for of, at in zip(numbers, index, strict=True))].append(index)
     tiles = [
         Region(
             (piece.restrict(frozenset(blocks)),), ((node.name, tuple(blocks)),), region.annotations
         )
-        for _, blocks in sorted(found.items())
+        for _, blocks in sorted(parts.items())
     ]
     if counts[-1] == 1:
         return tiles

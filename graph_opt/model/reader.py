@@ -48,7 +48,7 @@ class PlainLayer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class OperationLayers:
     """The layers of an operation, the last of which has its result, and its name.
 
     ``node`` is the result, ``None`` if Dask declares none, and ``inputs`` the last layers of other
@@ -192,7 +192,7 @@ class DescribedReader(Reader, Protocol):
         """The names of the requested arrays."""
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[OperationLayers]:
         """The operations in the user's words, each after those that it reads.
 
         Blocks that exist, such as those of a persisted array, are no operation.
@@ -201,7 +201,7 @@ class DescribedReader(Reader, Protocol):
     def calls_users(self, name: str) -> bool:
         """Whether a layer calls a function of the user for each block."""
 
-    def fault(self, step: Step) -> str | None:
+    def fault(self, step: OperationLayers) -> str | None:
         """Return why no gang can compute an operation, whatever it costs, ``None`` if one can."""
 
     def layers_of(self, graph: Any) -> Mapping[str, Any]:

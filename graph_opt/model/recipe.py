@@ -16,7 +16,7 @@ Kinds = Mapping[int, tuple[str, int]]
 """The dtypes of arrays, and their numbers of axes."""
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """A function, and the blocks that it is called with, or what ``arguments`` returns for these.
 
     A function that is ``copied`` for each call may be a user's.
@@ -46,7 +46,7 @@ class Returned(NamedTuple):
 class Recipe(Protocol):
     """How the blocks of an array are computed."""
 
-    def calls(self, blocks: Collection[Index], *, copies: bool) -> dict[Index, Call]:
+    def calls(self, blocks: Collection[Index], *, copies: bool) -> dict[Index, TaskCall]:
         """Return what computes each of these blocks.
 
         If it ``copies``, each call has its own copies of functions and values that may change.

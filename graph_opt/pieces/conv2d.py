@@ -29,8 +29,8 @@ class Conv2dPiece(SeparablePiece):
 
     @property
     def inputs(self) -> tuple[ArrayNode, ...]:
-        found = self.source, self.weight
-        return found if self.bias is None else (*found, self.bias)
+        inputs = self.source, self.weight
+        return inputs if self.bias is None else (*inputs, self.bias)
 
     @property
     def summary(self) -> str:
@@ -57,7 +57,10 @@ class Conv2dPiece(SeparablePiece):
     def under(self) -> list[list[list[int]]]:
         """The chunks under each window."""
         return [
-            [[chunk for chunk, *_ in overlaps(cuts, each.start, each.stop)] for each in windows]
+            [
+                [chunk for chunk, *_ in overlaps(cuts, window.start, window.stop)]
+                for window in windows
+            ]
             for cuts, windows in zip(self.cuts, self.windows, strict=True)
         ]
 

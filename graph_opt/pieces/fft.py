@@ -78,15 +78,15 @@ class FftPiece(Piece):
     @cached_property
     def units(self) -> tuple[Cuts, ...]:
         """The cuts of source and output along axes without transforms."""
-        found = []
+        units = []
         for axis, sizes in enumerate(zip(self.source.chunks, self.output.chunks, strict=True)):
             before, after = map(cuts_of, sizes)
             free = axis not in self.plan.axes and before[-1] == after[-1] > 0
             common = {*before} & {*after} if free else {0, after[-1]}
             # empty chunks at a cut are with the chunk before it
             ends = {bisect_right(after, cut) - 1 for cut in common if cut}
-            found.append((0, *sorted({*ends, len(sizes[1])})))
-        return tuple(found)
+            units.append((0, *sorted({*ends, len(sizes[1])})))
+        return tuple(units)
 
     def restrict(self, wanted: frozenset[Index]) -> FftPiece:
         """Keep the units of wanted blocks."""
@@ -95,8 +95,8 @@ class FftPiece(Piece):
             lines = {index[axis] for index in wanted}
             lo = cuts[bisect_right(cuts, min(lines, default=0)) - 1]
             hi = cuts[bisect_right(cuts, max(lines, default=0))]
-            found = sum(sizes[:lo]), sum(sizes[:hi])
-            spans.append(None if (lo, hi) == (0, len(sizes)) else found)
+            span = sum(sizes[:lo]), sum(sizes[:hi])
+            spans.append(None if (lo, hi) == (0, len(sizes)) else span)
         return replace(self, spans=tuple(spans) if any(spans) else None)
 
     @property
@@ -116,7 +116,7 @@ class FftPiece(Piece):
             **super().facts,
             "chunks_before": self.source.chunks,
             "chunks": self.output.chunks,
-            "exchanges": [(each.source, each.target) for each in self.plan.exchanges],
+            "exchanges": [(exchange.source, exchange.target) for exchange in self.plan.exchanges],
         }
 
     def dask_cost(self, ranks: int, machine: Machine) -> tuple[int, float]:

@@ -158,7 +158,7 @@ class ProductPiece(Piece):
         groups = self.subscripts.rows, self.subscripts.inner, self.subscripts.columns
         blocks = {letter: len(sizes) for letter, sizes in self._sizes.items()}
         m, k, n = map(self.length, groups)
-        rows, inner, columns = (math.prod(blocks[letter] for letter in each) for each in groups)
+        rows, inner, columns = (math.prod(blocks[letter] for letter in group) for group in groups)
         tasks = 2 * math.prod(blocks[letter] for letter in blocks.keys() - {REPEATED})
         terms = (m, k, n), (rows, inner, columns), self.output.dtype, ranks, machine
         batch = self.length(self.subscripts.batch)

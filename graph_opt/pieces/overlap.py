@@ -21,22 +21,22 @@ def ghosts(count: int, depth: Depth, boundary: Boundary) -> list[Depth]:
 
     Without a boundary there are none beyond the edges.
     """
-    found = [depth] * count
+    depths = [depth] * count
     if boundary is None:
-        found[0] = (0, found[0][1])
-        found[-1] = (found[-1][0], 0)
-    return found
+        depths[0] = (0, depths[0][1])
+        depths[-1] = (depths[-1][0], 0)
+    return depths
 
 
 def extended(
     chunks: Chunks, depth: Sequence[Depth], boundary: Sequence[Boundary]
 ) -> tuple[tuple[int, ...], ...]:
     """Return the chunk sizes with ghost cells."""
-    found = []
+    lengths = []
     for sizes, width, kind in zip(chunks, depth, boundary, strict=True):
         around = ghosts(len(sizes), width, kind)
-        found.append(tuple(size + sum(ghost) for size, ghost in zip(sizes, around, strict=True)))
-    return tuple(found)
+        lengths.append(tuple(size + sum(ghost) for size, ghost in zip(sizes, around, strict=True)))
+    return tuple(lengths)
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,16 @@ class OverlapPiece(SeparablePiece):
     @property
     def under(self) -> list[list[set[int]]]:
         """Each chunk and its neighbours."""
-        found = []
+        blocks = []
         for count, depth, kind in zip(self.source.grid, self.depth, self.boundary, strict=True):
             ghost = enumerate(ghosts(count, depth, kind if kind == "periodic" else None))
-            found.append(
+            blocks.append(
                 [
                     {at, (at - bool(before)) % count, (at + bool(after)) % count}
                     for at, (before, after) in ghost
                 ]
             )
-        return found
+        return blocks
 
     @property
     def fits(self) -> bool:

@@ -53,7 +53,7 @@ class RechunkPiece(SeparablePiece):
         chunks = zip(self.source.chunks, self.turned(self.output.chunks), strict=True)
         return [
             [[chunk for chunk, *_ in overlaps(before, *span)] for span in pairwise(after)]
-            for before, after in (map(cuts_of, each) for each in chunks)
+            for before, after in (map(cuts_of, chunk) for chunk in chunks)
         ]
 
     def turned(self, along: tuple[Any, ...]) -> tuple[Any, ...]:

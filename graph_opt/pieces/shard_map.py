@@ -29,7 +29,7 @@ class ShardMapPiece(Piece):
 
     @property
     def summary(self) -> str:
-        arrays = ", ".join(f"{each.shape} {each.dtype}" for each in self.sources)
+        arrays = ", ".join(f"{source.shape} {source.dtype}" for source in self.sources)
         return f"{self.call.name} of {arrays}"
 
     @property

@@ -20,7 +20,7 @@ from dask_dgpu.algorithms.summa.choose import (
     traffic,
     workspace,
 )
-from dask_dgpu.algorithms.summa.plan import Operand, Step, SummaPlan, schedule
+from dask_dgpu.algorithms.summa.plan import Operand, PanelStep, SummaPlan, schedule
 from dask_dgpu.algorithms.summa.rank import summa_rank
 from dask_dgpu.comm.local import run_local
 from dask_dgpu.comm.protocol import Comm
@@ -279,7 +279,7 @@ def check_traffic(plan: SummaPlan, rank: int, ledger: Ledger) -> None:
     assert (ledger.bytes_sent, ledger.bytes_received) == (sent, received)
 
 
-def moves(step: Step) -> bool:
+def moves(step: PanelStep) -> bool:
     """Whether a rank sends or receives in a step."""
     return bool(step.sends.nbytes or step.receives.nbytes)
 

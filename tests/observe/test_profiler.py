@@ -25,7 +25,7 @@ from dask_dgpu.observe.profiler import Timeline
 from dask_dgpu.observe.profiler import timeline as drawing
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.plans import plans
-from dask_dgpu.runtime.recording import Event, Found, Row
+from dask_dgpu.runtime.recording import Event, Profile, Row
 from tests.support.browser import chromium
 from tests.support.programs import even, launch_of
 
@@ -267,8 +267,8 @@ def event(operation: str, start: float, stop: float, **more: Any) -> Event:
     return Event(operation=operation, start=start, stop=stop, **(facts | more))
 
 
-def record(*events: Event) -> Found:
-    return Found(0.0, 10.0, {"a": "worker <0>"}, (), events, 0, 0)
+def record(*events: Event) -> Profile:
+    return Profile(0.0, 10.0, {"a": "worker <0>"}, (), events, 0, 0)
 
 
 def test_marks_of_a_timeline(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_rates_and_shares_of_a_table() -> None:
     row.sent_bytes = row.dense_bytes = 8 * 10**9
     row.rank_bytes, row.network_seconds = 4e9, 1.0
     row.rank_flops, row.product_seconds = 1.5e12, 2.25
-    table = dgpu.ProfileTable(Found(0.0, 5.0, {}, (row,), (), (), 2, 0, running=1))
+    table = dgpu.ProfileTable(Profile(0.0, 5.0, {}, (row,), (), (), 2, 0, running=1))
     assert "2 (50%)" in str(table)  # GB/s
     assert "0.5 (75%)" in str(table)  # TFLOP/s
     assert "1 still running" in str(table)

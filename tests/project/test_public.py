@@ -93,7 +93,7 @@ HELPERS: dict[str, set[str]] = {
         "dask_dgpu.runtime.plans.costs_of",
         "dask_dgpu.runtime.plans.plans",
         "dask_dgpu.runtime.prepared.Prepared",
-        "dask_dgpu.runtime.prepared.Step",
+        "dask_dgpu.runtime.prepared.RankStep",
         "dask_dgpu.runtime.prepared.prepared",
         "dask_dgpu.runtime.ship.HEADER",
         "graph_opt.model.names.is_gang",

@@ -40,7 +40,7 @@ def span(name: str, start: float, stop: float, *transfers: float, sent: int = 0)
 
 
 def found(kept: Recording) -> dict[tuple[str, str], recording.Row]:
-    return {(row.operation, row.kind): row for row in kept.found(0, 10, {}).rows}
+    return {(row.operation, row.kind): row for row in kept.profile(0, 10, {}).rows}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_tasks_count_all_threads() -> None:
     assert (row.seconds, row.compute, row.transfer) == (13, 10, 2)
     assert isnan(row.wait)
     assert isnan(row.sent_bytes)
-    events = kept.found(0, 1, {"b": "worker 0"})
+    events = kept.profile(0, 1, {"b": "worker 0"})
     assert [(e.track, e.stop - e.start) for e in events.events] == [
         ("transfers", 2),
         ("thread 1", 5),
@@ -147,7 +147,7 @@ def test_the_timeline_is_bounded_and_the_totals_are_not(monkeypatch: pytest.Monk
     kept = Recording()
     for at in range(5):
         kept.add_task("a", "1", "add", [{"action": "compute", "start": at, "stop": at + 1}])
-    record = kept.found(0, 5, {})
+    record = kept.profile(0, 5, {})
     assert (len(record.events), record.dropped) == (3, 2)
     assert (record.rows[0].calls, record.rows[0].seconds, record.tasks) == (5, 5, 5)
 
@@ -156,7 +156,7 @@ def test_a_record_does_not_change_later() -> None:
     kept = Recording()
     task = [{"action": "compute", "start": 0, "stop": 1}]
     kept.add_task("a", "1", "add", task)
-    record = kept.found(0, 1, {})
+    record = kept.profile(0, 1, {})
     kept.add_task("a", "1", "add", task)
     assert (record.rows[0].calls, len(record.events)) == (1, 1)
 

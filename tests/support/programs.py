@@ -20,7 +20,7 @@ from dask_dgpu.kernels.device import HostDevice
 from dask_dgpu.operations.operation import Blocks, Cost, Operation, Request, Value
 from dask_dgpu.runtime.execute import execute
 from dask_dgpu.runtime.plans import Owners, Plans, costs_of, plans
-from dask_dgpu.runtime.prepared import Prepared, Step, prepared
+from dask_dgpu.runtime.prepared import Prepared, RankStep, prepared
 from dask_dgpu.runtime.program import Key, Launch, Program
 from dask_dgpu.runtime.ship import HEADER as HEADER
 from graph_opt.model.layout import dealt
@@ -66,7 +66,7 @@ def loaded(z: da.Array, ranks: int, **settings: Any) -> tuple[Launch, Staged]:
         return staged_of(optimizer(z.__dask_graph__(), list(flatten(z.__dask_keys__()))))
 
 
-def steps_of(todo: Prepared) -> list[Step]:
+def steps_of(todo: Prepared) -> list[RankStep]:
     """Return all steps of a rank, in order."""
     return [step for stretch in todo.stretches for step in stretch.steps]
 

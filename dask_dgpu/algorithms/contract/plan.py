@@ -107,12 +107,12 @@ class OwnerPlan(StackPlan):
         return int(held.max(initial=0))
 
     def _in_rounds(self, counted: Any) -> Ints:
-        found = np.zeros((self.size, self.rounds), np.int64)
-        for at in range(self.rounds):
+        turns = np.zeros((self.size, self.rounds), np.int64)
+        for i in range(self.rounds):
             for (first, last), missing in zip(self.uses, self.missing, strict=True):
-                there = counted(at, first, last) & (last >= 0)
-                found[:, at] += np.where(there, missing, 0).sum(axis=(1, 2))
-        return found
+                there = counted(i, first, last) & (last >= 0)
+                turns[:, i] += np.where(there, missing, 0).sum(axis=(1, 2))
+        return turns
 
     @property
     def peak_bytes(self) -> int:
@@ -157,9 +157,9 @@ def plan_owners(
         for rounds in ROUNDS:
             timed = replace(plan, rounds=rounds)
             over = 0.0 if room is None else max(0.0, timed.peak_bytes - room)
-            found = over, cost(timed, machine), timed
-            if best is None or found[:2] < best[:2]:
-                best = found
+            quickest = over, cost(timed, machine), timed
+            if best is None or quickest[:2] < best[:2]:
+                best = quickest
             if rounds >= most or not timed.received.any():
                 break  # more rounds change nothing
     assert best is not None  # there is always a first

@@ -102,22 +102,22 @@ def contract_rank(
     with device.transferring():
         device.after(computed)  # the operands exist
         arriving = _Arriving(plan, comm, device, rounds[0], operands)
-    for at, step in enumerate(rounds):
+    for i, step in enumerate(rounds):
         with device.transferring():
             arriving.wait(operands)
             arrived = device.mark()
-            if at:
+            if i:
                 device.after(computed)  # the round before has read its blocks
-                for message in rounds[at - 1].spent:
+                for message in rounds[i - 1].spent:
                     del operands[message.operand][message.block]
-            if at + 1 < len(rounds):
-                arriving = _Arriving(plan, comm, device, rounds[at + 1], operands)
+            if i + 1 < len(rounds):
+                arriving = _Arriving(plan, comm, device, rounds[i + 1], operands)
         with device.computing():
             device.after(arrived)
             for index in step.blocks:
                 result[index] = _product(plan, device, index, *operands)
             computed = device.mark()
-        progress(at + 1, len(rounds))
+        progress(i + 1, len(rounds))
     device.join()
     return result
 

@@ -94,11 +94,11 @@ class Stack(Bare):
     def restored(self, blocks: dict[Index, Array], array: Blocked) -> dict[Index, Array]:
         """Return blocks of the array, C-contiguous, given those of the stack, which are emptied."""
         indices = {place: index for index, place in self.places.items()}
-        found = {}
+        matrices = {}
         while blocks:  # one after the other: some are copied
             place, block = blocks.popitem()
-            found[indices[place]] = self._restored(block, array.block_shape(indices[place]))
-        return found
+            matrices[indices[place]] = self._restored(block, array.block_shape(indices[place]))
+        return matrices
 
     def _stacked(self, block: Array) -> Array:
         lengths = [prod(block.shape[axis] for axis in group) for group in self.groups]
@@ -112,6 +112,6 @@ class Stack(Bare):
     def views(self, layout: Layout) -> bool:
         """Whether C-contiguous blocks are stacked without a copy."""
         long = [axis for axis, sizes in enumerate(layout.lengths) if max(sizes, default=0) > 1]
-        place = {axis: at for at, axis in enumerate(long)}
+        place = {axis: i for i, axis in enumerate(long)}
         groups = ([place[axis] for axis in group if axis in place] for group in self.groups)
         return all(right == left + 1 for group in groups for left, right in pairwise(group))

@@ -49,8 +49,8 @@ class Conv2dPlan(Bare):
     @property
     def gathers(self) -> tuple[GatherPlan, ...]:
         """What is assembled from parts: windows, weights and bias."""
-        found = self.windows, self.weight, self.bias
-        return tuple(each for each in found if each is not None)
+        halos = self.windows, self.weight, self.bias
+        return tuple(halo for halo in halos if halo is not None)
 
     @cached_property
     def direct(self) -> dict[Index, tuple[Index, Slices]]:
@@ -103,8 +103,8 @@ def plan_conv2d(
         tiles,
         merge,
     )
-    for each in plan.gathers:
-        each.cells.check_sources(each.layout.grid)
+    for gather in plan.gathers:
+        gather.cells.check_sources(gather.layout.grid)
     return plan
 
 
@@ -116,11 +116,11 @@ def tilings(cuts: tuple[Cuts, ...], wanted: set[Index], size: int) -> Iterator[t
     images, rows = (_extent(cuts, wanted, axis) for axis in (0, 2))
     few = min(max(1, images[1] - images[0]), size)
     ways = (1, 1), (size, 1), (1, size), (few, -(-size // few))
-    found = (
+    tilings = (
         (_divided(cuts[0], images, over), cuts[1], _divided(cuts[2], rows, down), cuts[3])
         for over, down in ways
     )
-    yield from dict.fromkeys(found)
+    yield from dict.fromkeys(tilings)
 
 
 def _extent(cuts: tuple[Cuts, ...], wanted: set[Index], axis: int) -> tuple[int, int]:
@@ -136,8 +136,8 @@ def _divided(cuts: Cuts, extent: tuple[int, int], parts: int) -> Cuts:
 
 def traffic(plan: Conv2dPlan) -> Ints:
     """Return the bytes that each rank sends to each: ``traffic(plan)[sender, receiver]``."""
-    found = sum((halo.traffic(each) for each in plan.gathers), np.zeros((), np.int64))
-    return found if plan.merge is None else found + redistribute.traffic(plan.merge)
+    moved = sum((halo.traffic(gather) for gather in plan.gathers), np.zeros((), np.int64))
+    return moved if plan.merge is None else moved + redistribute.traffic(plan.merge)
 
 
 def workspace(plan: Conv2dPlan) -> int:
@@ -146,8 +146,8 @@ def workspace(plan: Conv2dPlan) -> int:
     These are assembled windows and weights, tiles, messages, and the copies of a library: of the
     largest window and the largest tile.
     """
-    itemsize, most = plan.windows.itemsize, sum(halo.workspace(each) for each in plan.gathers)
-    kept = np.sum([each.target.shares(plan.size, itemsize) for each in plan.gathers], axis=0)
+    itemsize, most = plan.windows.itemsize, sum(halo.workspace(gather) for gather in plan.gathers)
+    kept = np.sum([gather.target.shares(plan.size, itemsize) for gather in plan.gathers], axis=0)
     if plan.merge is not None:
         kept += plan.tiles.shares(plan.size, itemsize)
         most += redistribute.workspace(plan.merge)

@@ -36,20 +36,20 @@ class GatherPlan(Assembly):
     @cached_property
     def axes(self) -> list[Axis]:
         """The segments of each axis: chunk by chunk under each window."""
-        found = []
+        kept = []
         for cuts, windows in zip(self.layout.cuts, self.windows, strict=True):
             rows = [
-                (at, each.before + lo - each.start, hi - lo, chunk, lo - cuts[chunk], 1, 0)
-                for at, each in enumerate(windows)
-                for chunk, lo, hi in overlaps(cuts, each.start, each.stop)
+                (i, window.before + lo - window.start, hi - lo, chunk, lo - cuts[chunk], 1, 0)
+                for i, window in enumerate(windows)
+                for chunk, lo, hi in overlaps(cuts, window.start, window.stop)
             ]
-            found.append(Axis.of(rows))
-        return found
+            kept.append(Axis.of(rows))
+        return kept
 
     @cached_property
     def target(self) -> Layout:
         """The boxes, as if they were adjacent in an array."""
-        lengths = ([each.length for each in windows] for windows in self.windows)
+        lengths = ([window.length for window in windows] for windows in self.windows)
         return Layout(tuple(map(cuts_of, lengths)), self.owners)
 
     def inside(self, index: Index) -> Slices:
@@ -59,7 +59,7 @@ class GatherPlan(Assembly):
 
     def within_blocks(self, tiles: Layout) -> dict[Index, tuple[Index, Slices]]:
         """Return the boxes of tiles within one block of their rank: the block, and the place."""
-        found = {}
+        spans = {}
         for index, owner in zip(tiles.indices(), tiles.owners, strict=True):
             box = [windows[at] for windows, at in zip(self.windows, index, strict=True)]
             pairs = zip(self.layout.cuts, box, strict=True)
@@ -70,8 +70,8 @@ class GatherPlan(Assembly):
             rows = zip(self.layout.cuts, under, strict=True)
             place = (slice(lo - cuts[at], hi - cuts[at]) for cuts, ((at, lo, hi),) in rows)
             if self.layout.owner(block) == owner:
-                found[index] = block, tuple(place)
-        return found
+                spans[index] = block, tuple(place)
+        return spans
 
 
 def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
@@ -82,7 +82,7 @@ def whole_on(layout: Layout, ranks: Sequence[bool], dtype: str) -> GatherPlan:
     owner = layout.owners[0] if len(layout.owners) == 1 else -1
     owners = tuple(rank if wanted and rank != owner else -1 for rank, wanted in enumerate(ranks))
     first, *others = (Window(0, length) for length in layout.shape)
-    windows = ((first,) * len(ranks), *((each,) for each in others))
+    windows = ((first,) * len(ranks), *((other,) for other in others))
     return GatherPlan(layout, dtype, len(ranks), windows=windows, owners=owners)
 
 

@@ -105,11 +105,11 @@ def _in_views(plan: Assembly, which: Ints, owned: Ints, views: dict[View, int]) 
     at[constant >= 0] = 0
     fixed = np.where(step == 0, start, 0)
     place = np.where(constant >= 0, constant, layout.ndim + np.searchsorted(owned, source))
-    found = []
+    places = []
     for block, *turns in zip(place.tolist(), step.tolist(), fixed.tolist(), strict=True):
         view = View(block, tuple(zip(*turns, strict=True)) if block >= layout.ndim else ())
-        found.append(views.setdefault(view, len(views)))
-    return np.array(found, np.int64), at
+        places.append(views.setdefault(view, len(views)))
+    return np.array(places, np.int64), at
 
 
 def halo_rank(
@@ -204,10 +204,10 @@ def _views(
 ) -> list[Array]:
     """Return the views that contain the cells."""
     ndim = plan.layout.ndim
-    found = []
+    covers = []
     for block, turns in views:
         if block < ndim:
-            found.append(_constant(plan, device, block))
+            covers.append(_constant(plan, device, block))
             continue
         view = sources[block - ndim]
         for axis, (step, at) in enumerate(turns):
@@ -217,8 +217,8 @@ def _views(
             elif step == 0:
                 repeated = (*view.shape[:axis], max(plan.depth[axis]), *view.shape[axis + 1 :])
                 view = np.broadcast_to(view[(*lead, slice(at, at + 1))], repeated)
-        found.append(view)
-    return found
+        covers.append(view)
+    return covers
 
 
 def _constant(plan: Assembly, device: Device, axis: int) -> Array:
@@ -235,15 +235,15 @@ def _storage_around(
 
     None unless each wanted block has such memory, and only the mapping ``blocks`` refers to it.
     """
-    found = {}
+    storage = {}
     for index in wanted:
         if index not in blocks or _references(blocks, index) != ALONE:
             return None
         whole = blocks[index].base
         if not device.owns(whole) or not _is_middle(plan, index, blocks[index], whole):
             return None
-        found[index] = whole
-    return found
+        storage[index] = whole
+    return storage
 
 
 def _references(blocks: Blocks, index: Index) -> tuple[int, int]:

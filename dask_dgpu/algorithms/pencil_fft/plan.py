@@ -85,16 +85,16 @@ class PencilPlan:
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges before each stage and after the last, even if local."""
-        chunks, dtype, found = self.input_chunks, self.dtype, []
+        chunks, dtype, exchanges = self.input_chunks, self.dtype, []
         for stage in self.stages:
-            found.append(Exchange(chunks, stage.chunks, dtype))
+            exchanges.append(Exchange(chunks, stage.chunks, dtype))
             chunks, dtype = stage.output_chunks, result_dtype(dtype, stage.transforms)
-        return (*found, Exchange(chunks, self.output_chunks, dtype))
+        return (*exchanges, Exchange(chunks, self.output_chunks, dtype))
 
     @property
     def axes(self) -> frozenset[int]:
         """The transformed axes."""
-        return frozenset(each.axis for stage in self.stages for each in stage.transforms)
+        return frozenset(transform.axis for stage in self.stages for transform in stage.transforms)
 
     def within(self, spans: Sequence[Span | None]) -> PencilPlan:
         """Return the plan for a part of the array: spans of axes without transforms."""
@@ -239,26 +239,26 @@ def in_passes(plan: PencilPlan) -> tuple[PencilPlan, ...]:
     next ones can go through parts along it. An exchange comes first if the input is cut along the
     axes of the first stage only.
     """
-    given, dtype, found = plan.input_chunks, plan.dtype, list[PencilPlan]()
+    given, dtype, passes = plan.input_chunks, plan.dtype, list[PencilPlan]()
     chunks, most = given, max(map(len, given))
-    first = {each.axis for stage in plan.stages[:1] for each in stage.transforms}
+    first = {transform.axis for stage in plan.stages[:1] for transform in stage.transforms}
     others = [axis for axis in range(len(chunks)) if axis not in first]
     if all(len(chunks[axis]) == 1 for axis in others):
         cut = {axis: plan.output_chunks[axis] for axis in others if axis not in plan.axes}
         split = tuple(cut.get(axis, sizes) for axis, sizes in enumerate(chunks))
         if split != chunks:
-            found.append(PencilPlan(chunks, dtype, (), split, dtype))
+            passes.append(PencilPlan(chunks, dtype, (), split, dtype))
             chunks = split
     for stage in plan.stages:
         after = list(chunks)
-        for each in stage.transforms:
-            goal, parts = plan.output_chunks[each.axis], len(given[each.axis])
+        for transform in stage.transforms:
+            goal, parts = plan.output_chunks[transform.axis], len(given[transform.axis])
             parts = parts if parts > 1 else most
-            after[each.axis] = _joined(goal, parts) or even_chunks(sum(goal), parts)
+            after[transform.axis] = _joined(goal, parts) or even_chunks(sum(goal), parts)
         goals = plan.output_chunks if stage is plan.stages[-1] else tuple(after)
-        found.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))
-        chunks, dtype = goals, found[-1].output_dtype
-    return tuple(found)
+        passes.append(plan_pencil_fft(chunks, dtype, stage.transforms, output_chunks=goals))
+        chunks, dtype = goals, passes[-1].output_dtype
+    return tuple(passes)
 
 
 def _joined(sizes: Sequence[int], parts: int) -> tuple[int, ...] | None:
@@ -331,7 +331,7 @@ def _gathered(state: _State) -> Iterator[frozenset[int]]:
     for count in range(len(axes), 0, -1):
         sets: Iterable[tuple[int, ...]] = itertools.combinations(axes, count)
         if len(axes) > MANY:
-            sets = (tuple(axes[at : at + count]) for at in range(len(axes) - count + 1))
+            sets = (tuple(axes[i : i + count]) for i in range(len(axes) - count + 1))
         for chosen in map(frozenset, sets):
             gathered = {each for each in state.left if each.axis in chosen}
             if chosen & cut and _in_order(gathered, set(state.left)):

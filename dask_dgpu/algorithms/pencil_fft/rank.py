@@ -35,7 +35,7 @@ SLICE = LEAST // 2
 
 def slice_of(stage: Stage, shape: Sequence[int], itemsize: int) -> tuple[int, int, int]:
     """Return the axis along which slices of a block are cut, their length and their bytes."""
-    whole = {each.axis for each in stage.transforms}
+    whole = {transform.axis for transform in stage.transforms}
     axis = max(set(range(len(shape))) - whole, key=lambda k: shape[k])
     nbytes = math.prod(shape[:axis]) * math.prod(shape[axis + 1 :]) * itemsize
     length = max(1, SLICE // max(1, nbytes))
@@ -122,7 +122,7 @@ def plan_on_ranks(
             if stage is not None:
                 spare = share if roomy and (spent or not any(moves)) else 0
                 limit = buffer_bytes(share, spare, machine, transformed=True)
-                axes = tuple(each.axis for each in stage.transforms)
+                axes = tuple(transform.axis for transform in stage.transforms)
                 more: dict[str, Any] = {"whole_axes": axes, "transformed": True}
                 move = plan_redistribute(*ends, limit=limit, **more)
             if move is None or workspace(move) > LEAST + spare:
@@ -173,10 +173,10 @@ def peak(ranked: RankedPencil) -> int:
 
     kept, intermediate = held(ranked.source, plan.dtype), 0
     steps = zip(ranked.moves, ranked.layouts, plan.exchanges, strict=True)
-    for at, (move, layout, exchange) in enumerate(steps):
+    for i, (move, layout, exchange) in enumerate(steps):
         if move is None:
             continue
-        if at and not move.transformed:  # the stage before transformed whole blocks
+        if i and not move.transformed:  # the stage before transformed whole blocks
             whole = held(move.source, exchange.dtype)
             most.append(kept + intermediate + whole + there)
             intermediate, kept = whole, 0 if ranked.spent else kept
@@ -252,7 +252,7 @@ def pencil_fft_rank(
 
 def _reader(stage: Stage, blocks: Blocks, *, overwrite: bool) -> Read:
     """Return the function that transforms a slice of a block."""
-    whole = {each.axis for each in stage.transforms}
+    whole = {transform.axis for transform in stage.transforms}
 
     def read(index: Index, slices: tuple[slice, ...]) -> Array:
         part = tuple(slice(None) if k in whole else along for k, along in enumerate(slices))

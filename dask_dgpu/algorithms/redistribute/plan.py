@@ -232,7 +232,7 @@ def _unit_cuts(
     The first axis comes first, so that the rows of a slice stay long.
     """
     lengths = [max((hi - lo for lo, hi in pairwise(along)), default=0) for along in cuts]
-    found = list(cuts)
+    cuts_along = list(cuts)
     for axis, along in enumerate(cuts):
         nbytes = prod(lengths) * itemsize
         if axis in whole_axes or nbytes <= most:
@@ -242,8 +242,8 @@ def _unit_cuts(
         parts = (
             even_spans(lo, hi, max(1, -(-(hi - lo) // thickness))) for lo, hi in pairwise(along)
         )
-        found[axis] = (0, *(hi for spans in parts for _, hi in spans))
-    return tuple(found)
+        cuts_along[axis] = (0, *(hi for spans in parts for _, hi in spans))
+    return tuple(cuts_along)
 
 
 def traffic(plan: RedistributePlan) -> Ints:

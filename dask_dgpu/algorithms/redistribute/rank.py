@@ -200,7 +200,7 @@ def redistribute_rank(
         messages = _Messages(plan, comm, device, work.rounds, made)
     packed: deque[tuple[list[Array], Any]] = deque()
     under_way: Work | None = None
-    for at, following in enumerate([*work.rounds, None]):
+    for i, following in enumerate([*work.rounds, None]):
         if following is not None:
             with device.computing():
                 if len(packed) == 2:
@@ -211,16 +211,16 @@ def redistribute_rank(
                 ready = device.mark()
             with device.transferring():
                 device.after(ready)
-                messages.pack(at, units)
+                messages.pack(i, units)
                 packed.append((units, device.mark()))
         with device.transferring():
             if under_way is not None:
                 under_way.wait()
-            under_way = messages.start(at) if following is not None else None
-            if at:
-                messages.unpack(at - 1)
-        if at:
-            progress(at, len(work.rounds))
+            under_way = messages.start(i) if following is not None else None
+            if i:
+                messages.unpack(i - 1)
+        if i:
+            progress(i, len(work.rounds))
     device.join()
     result.update(zip(work.blocks, made, strict=True))
     return result

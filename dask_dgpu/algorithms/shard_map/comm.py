@@ -114,7 +114,7 @@ class ShardComm:
             One for each rank, of one axis or more. All of all ranks have one dtype and the same
             further lengths; those along the first axis are free, and the host reads them.
         """
-        given = [self._message(each) for each in arrays]
+        given = [self._message(array) for array in arrays]
         if len(given) != self.size:
             raise ValueError(
                 f"expected arrays to have one for each of {self.size} ranks, got {len(given)}"
@@ -137,12 +137,12 @@ class ShardComm:
         root : int, optional
             The rank whose array it is.
         """
-        found = self._message(array).copy()
+        message = self._message(array).copy()
         if self.rank == root:
-            self._exchange([(rank, found) for rank in range(self.size) if rank != root], [])
+            self._exchange([(rank, message) for rank in range(self.size) if rank != root], [])
         else:
-            self._exchange([], [(root, found)])
-        return found
+            self._exchange([], [(root, message)])
+        return message
 
     def shift(self, array: Any, by: int = 1, shape: tuple[int, ...] | None = None) -> Array:
         """Send an array ``by`` ranks ahead, in a ring, and return the one from as many before.
@@ -159,9 +159,9 @@ class ShardComm:
         given = self._message(array)
         target, source = (self.rank + by) % self.size, (self.rank - by) % self.size
         shape = given.shape if shape is None else tuple(shape)
-        found = np.empty(shape, given.dtype, like=given)
-        self._exchange([(target, given)], [(source, found)])
-        return found
+        received = np.empty(shape, given.dtype, like=given)
+        self._exchange([(target, given)], [(source, received)])
+        return received
 
     def exchange(
         self, arrays: Mapping[int, Any], shapes: Mapping[int, tuple[int, ...]], dtype: Any
@@ -179,17 +179,17 @@ class ShardComm:
         """
         sends = {rank: self._message(each, dtype) for rank, each in arrays.items()}
         like = self.as_array(np.empty(0, dtype))
-        found = {rank: np.empty(shape, dtype, like=like) for rank, shape in shapes.items()}
-        self._exchange(sends.items(), found.items())
-        return found
+        received = {rank: np.empty(shape, dtype, like=like) for rank, shape in shapes.items()}
+        self._exchange(sends.items(), received.items())
+        return received
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
         self._comm.barrier()
 
     def _message(self, array: Any, dtype: Any = None) -> Array:
-        found = self.as_array(array)
-        return np.ascontiguousarray(found if dtype is None else found.astype(dtype, copy=False))
+        message = self.as_array(array)
+        return np.ascontiguousarray(message if dtype is None else message.astype(dtype, copy=False))
 
     def _exchange(
         self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]

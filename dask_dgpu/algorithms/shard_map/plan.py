@@ -41,7 +41,7 @@ def shards(cuts: tuple[Cuts, ...], axis: int | None, size: int) -> Layout:
 
 def place_of(axis: int | None, ndim: int, rank: int) -> Index:
     """Return the place of a rank's shard; all ranks have the same whole array."""
-    return tuple(rank if at == axis else 0 for at in range(ndim))
+    return tuple(rank if i == axis else 0 for i in range(ndim))
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,23 @@ class ShardMapPlan(Bare):
     @cached_property
     def traffic(self) -> Ints:
         """Bytes that each rank sends to each, [sender, receiver]."""
-        found = np.zeros((self.size, self.size), np.int64)
+        moved = np.zeros((self.size, self.size), np.int64)
         for each in (*self.inputs, self.merge):
             if isinstance(each, GatherPlan):
-                found += halo.traffic(each)
+                moved += halo.traffic(each)
             elif each is not None:
-                found += redistribute.traffic(each)
-        return found
+                moved += redistribute.traffic(each)
+        return moved
 
     def peak_bytes(self) -> int:
         """Return the most bytes of a rank: blocks and shards of the arguments and the result."""
         itemsize = dtype_named(self.dtype).itemsize
-        found = self.shards.shares(self.size, itemsize) + self.result.shares(self.size, itemsize)
+        shares = self.shards.shares(self.size, itemsize) + self.result.shares(self.size, itemsize)
         for each in self.inputs:
             source = each.layout if isinstance(each, GatherPlan) else each.source
             for layout in (source, each.target):
-                found += layout.shares(self.size, each.itemsize)
-        return int(found.max())
+                shares += layout.shares(self.size, each.itemsize)
+        return int(shares.max())
 
     def seconds(self, machine: Machine) -> float:
         """Predict the seconds of the transfers; those of the function are unknown."""
@@ -102,11 +102,11 @@ def plan_shard_map(
 
     ``inputs`` are layouts and dtypes, ``shard`` the shards of the result.
     """
-    found: list[RedistributePlan | GatherPlan] = []
+    moves: list[RedistributePlan | GatherPlan] = []
     for (layout, kind), axis in zip(inputs, task.axes, strict=True):
         if axis is None:
-            found.append(whole_on(layout, [True] * size, kind))
+            moves.append(whole_on(layout, [True] * size, kind))
         else:
-            found.append(plan_redistribute(layout, shards(layout.cuts, axis, size), kind, size))
+            moves.append(plan_redistribute(layout, shards(layout.cuts, axis, size), kind, size))
     merge = None if shard == result else plan_redistribute(shard, result, dtype, size)
-    return ShardMapPlan(task, tuple(found), shard, dtype, size, merge)
+    return ShardMapPlan(task, tuple(moves), shard, dtype, size, merge)

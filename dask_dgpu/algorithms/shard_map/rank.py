@@ -28,15 +28,15 @@ def shard_map_rank(
 ) -> dict[Index, Array]:
     """Call the function as one rank; ``progress`` counts its one step."""
     local = [
-        _shard(each, comm, device, blocks, str(at))
-        for at, (each, blocks) in enumerate(zip(plan.inputs, inputs, strict=True))
+        _shard(each, comm, device, blocks, str(i))
+        for i, (each, blocks) in enumerate(zip(plan.inputs, inputs, strict=True))
     ]
     shape = plan.shards.block_shape(place_of(plan.task.axis, plan.shards.ndim, comm.rank))
     with device.computing():
         ranks = ShardComm(comm, device.to_device)
-        found = called(plan.task, ranks, local, shape, plan.dtype)
+        result = called(plan.task, ranks, local, shape, plan.dtype)
     progress(1, 1)
-    mine = dict.fromkeys(plan.shards.owned(comm.rank), found)
+    mine = dict.fromkeys(plan.shards.owned(comm.rank), result)
     if plan.merge is not None:
         return redistribute_rank(plan.merge, comm, device, mine)
     return mine
@@ -47,16 +47,16 @@ def called(
 ) -> Array:
     """Call a function on one rank; raise unless it returns an array of this shape and dtype."""
     function = pickle.loads(task.function)
-    found = comm.as_array(function(comm, *map(_read_only, local)))
+    result = comm.as_array(function(comm, *map(_read_only, local)))
     where = f"on rank {comm.rank} of {comm.size}"
-    if found.shape != shape:
+    if result.shape != shape:
         raise ValueError(
-            f"expected {task.name} to return an array of shape {shape} {where}, got {found.shape}"
+            f"expected {task.name} to return an array of shape {shape} {where}, got {result.shape}"
         )
-    if not np.can_cast(found.dtype, wanted := dtype_named(dtype), "same_kind"):
-        raise TypeError(f"expected {task.name} to return {dtype} {where}, got {found.dtype}")
-    shared = any(np.may_share_memory(found, each) for each in local)
-    return found.astype(wanted, order="C", copy=shared)
+    if not np.can_cast(result.dtype, wanted := dtype_named(dtype), "same_kind"):
+        raise TypeError(f"expected {task.name} to return {dtype} {where}, got {result.dtype}")
+    shared = any(np.may_share_memory(result, each) for each in local)
+    return result.astype(wanted, order="C", copy=shared)
 
 
 def _read_only(array: Array) -> Array:

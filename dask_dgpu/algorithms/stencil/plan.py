@@ -53,10 +53,10 @@ def passes_of(tiles: Mapping[Index, Tile], sweeps: int, *, first: int, others: i
     """
 
     def late(tile: Tile) -> Iterator[Regions]:
-        whole = [tile.region(sweeps - 1 - at) for at in range(first)]
+        whole = [tile.region(sweeps - 1 - i) for i in range(first)]
         inner = tile.early(first, sweeps - first)
         for part in _around(whole[-1], inner):
-            yield [tile.widened(part, first - 1 - at, each) for at, each in enumerate(whole)]
+            yield [tile.widened(part, first - 1 - i, each) for i, each in enumerate(whole)]
 
     rest = [
         {
@@ -68,7 +68,7 @@ def passes_of(tiles: Mapping[Index, Tile], sweeps: int, *, first: int, others: i
     if not first:
         return Passes({}, {}, rest)
     early = {
-        index: [tile.early(at + 1, sweeps - 1 - at) for at in range(first)]
+        index: [tile.early(i + 1, sweeps - 1 - i) for i in range(first)]
         for index, tile in tiles.items()
     }
     return Passes(early, {index: list(late(tile)) for index, tile in tiles.items()}, rest)
@@ -354,7 +354,7 @@ def plan_sweeps(
         tilings.append(even)
     plans = [
         _changed(first, "into", "back", steps=steps)
-        for first in (SweepPlan(source, each, task, size, added=added) for each in tilings)
+        for first in (SweepPlan(source, tiling, task, size, added=added) for tiling in tilings)
         for steps in _steps(first.tiles, task.taps, most)
     ]
     fitting = [plan for plan in plans if room is None or peak(plan) <= room]

@@ -76,7 +76,7 @@ def plan_summa(
     best: tuple[float, float, SummaPlan] | None = None
     owned = int((a.shares(size, a.itemsize) + b.shares(size, b.itemsize)).max())
     meshes, spread = [mesh] if mesh else _meshes(a, b, size, strategy), machine.spread_over(size)
-    chosen = quickest(meshes, a, b, machine) if spread else [(each, None) for each in meshes]
+    chosen = quickest(meshes, a, b, machine) if spread else [(mesh, None) for mesh in meshes]
     reads = machine.one_sided and a.encoding == b.encoding == EXACT  # reads do not convert
     exact = not any(isinstance(each.encoding, Sparse) for each in (a, b))
     hosts = machine.hosts if exact and spread else ()
@@ -100,9 +100,9 @@ def plan_summa(
                 continue  # not even if its first transfer were hidden
             # of all transfers the busiest rank's share, if there are hosts
             first = moved / count if hosts or count == 1 else float(traffic(stepped)[0, 1].max())
-            found = over, cost(stepped, link, moved, first)
-            if best is None or found < best[:2]:
-                best = *found, stepped
+            seconds_of_plan = over, cost(stepped, link, moved, first)
+            if best is None or seconds_of_plan < best[:2]:
+                best = *seconds_of_plan, stepped
     assert best is not None  # (1, 1, 1) always fits
     plan = best[2]
     # a rank that owns much more than its share sends more than a panel in a step
@@ -120,7 +120,9 @@ def panel_counts(plan: SummaPlan) -> list[int]:
     To skip empty blocks, panels are at most as deep as these, as far as the numbers go.
     """
     counts = [count for count in STEPS if count <= max(1, plan.deepest)]
-    if not any(isinstance(each.encoding, Sparse) and each.encoding.skips for each in plan.operands):
+    if not any(
+        isinstance(operand.encoding, Sparse) and operand.encoding.skips for operand in plan.operands
+    ):
         return counts
     blocks = int(np.count_nonzero(np.diff(plan.a.columns))) // plan.mesh[2]
     return [count for count in counts if count >= blocks] or counts[-1:]
@@ -167,13 +169,13 @@ def _meshes(a: Operand, b: Operand, size: int, strategy: Strategy) -> list[Mesh]
         extents = zip(LINES, most, strict=True)
         rows, columns, depth = (extent if name == strategy else 1 for name, extent in extents)
         return [(rows, columns, depth)]
-    found: list[Mesh] = []
+    meshes: list[Mesh] = []
     for depth in range(1, (most[2] if strategy == "auto" else 1) + 1):
         for rows in range(1, min(size // depth, most[0]) + 1):
             columns = min(size // (depth * rows), most[1])
-            found.append((rows, columns, depth))
-    flat = [each for each in found if min(each[:2]) > 1] if strategy == "summa" else []
-    return flat or found  # no mesh has two axes on fewer than four ranks
+            meshes.append((rows, columns, depth))
+    flat = [mesh for mesh in meshes if min(mesh[:2]) > 1] if strategy == "summa" else []
+    return flat or meshes  # no mesh has two axes on fewer than four ranks
 
 
 def _even(a: Operand, b: Operand, mesh: Mesh) -> Spans:
@@ -192,15 +194,15 @@ def _by_owners(plans: list[Candidate]) -> list[Candidate]:
     owners = owners_along(a, b, plans[0][0].size)
     rows, columns, inner = map(_edges, owners, (a.rows, b.columns, a.columns))
     edges = rows, columns, [a.columns[at] for at in inner]
-    found = []
+    orders = []
     for plan, part in plans:
         first, second, third = (
-            tuple(pairwise(each)) if len(each) == len(even) + 1 > 2 else even
-            for each, even in zip(edges, plan.spans, strict=True)
+            tuple(pairwise(edge)) if len(edge) == len(even) + 1 > 2 else even
+            for edge, even in zip(edges, plan.spans, strict=True)
         )
         if (first, second, third) != plan.spans:
-            found.append((replace(plan, spans=(first, second, third)), part))
-    return found
+            orders.append((replace(plan, spans=(first, second, third)), part))
+    return orders
 
 
 def _edges(owners: Ints, cuts: Cuts) -> list[int]:
@@ -309,13 +311,13 @@ def quickest(
     These are the meshes that transfer quickest if all have equal shares: at most ``KEPT`` of one
     layer and ``KEPT`` of several.
     """
-    found: list[tuple[float, Mesh, Mesh | None]] = []
+    timed: list[tuple[float, Mesh, Mesh | None]] = []
     for mesh in meshes:
         parts: list[Mesh | None] = [*_parts(mesh, machine.hosts)] or [None]
-        found += [(_even_seconds(mesh, part, a, b, machine), mesh, part) for part in parts]
-    found.sort(key=lambda each: each[0])
-    flat = [each[1:] for each in found if each[1][2] == 1][:KEPT]
-    return flat + [each[1:] for each in found if each[1][2] > 1][:KEPT]
+        timed += [(_even_seconds(mesh, part, a, b, machine), mesh, part) for part in parts]
+    timed.sort(key=lambda each: each[0])
+    flat = [each[1:] for each in timed if each[1][2] == 1][:KEPT]
+    return flat + [each[1:] for each in timed if each[1][2] > 1][:KEPT]
 
 
 def _parts(mesh: Mesh, hosts: tuple[int, ...]) -> Iterator[Mesh]:
@@ -419,8 +421,8 @@ def workspace(plan: SummaPlan) -> int:
 
 def traffic(plan: SummaPlan) -> Ints:
     """Return the bytes that each rank sends and receives in each step, ``[step, way, rank]``."""
-    found: Ints = by_step(plan).sum(axis=1)
-    return found
+    received: Ints = by_step(plan).sum(axis=1)
+    return received
 
 
 def summed(plan: SummaPlan) -> Ints:

@@ -241,12 +241,12 @@ class SummaPlan(Bare):
 
         These are the ranks of a host with this part, in ascending order, or one rank.
         """
-        found: dict[tuple[int, int, int, int], list[int]] = {}
+        groups: dict[tuple[int, int, int, int], list[int]] = {}
         for rank, (r, c, d) in sorted(self.positions.items()):
             group = int(self.host_of[rank]) if self.hosts else rank
             for operand, part in enumerate((r, c)):
-                found.setdefault((operand, part, d, group), []).append(rank)
-        return [(*key[:3], tuple(ranks)) for key, ranks in found.items()]
+                groups.setdefault((operand, part, d, group), []).append(rank)
+        return [(*key[:3], tuple(ranks)) for key, ranks in groups.items()]
 
     @cached_property
     def result(self) -> Layout:
@@ -341,15 +341,15 @@ class SummaPlan(Bare):
     def kept(self) -> dict[Block, Ints]:
         """Bytes of each rectangle of C that each of its layers keeps at the end."""
         heights, widths = np.diff(self.a.rows), np.diff(self.b.columns)
-        found: dict[Block, Ints] = {}
+        owners: dict[Block, Ints] = {}
         for (r, rows), (c, columns) in cartesian(
             enumerate(self.spans[0]), enumerate(self.spans[1])
         ):
             nbytes = np.outer(heights[slice(*rows)], widths[slice(*columns)]).ravel()
             layers = self._layers_of(nbytes.size)
             kept = np.bincount(layers, nbytes * self.itemsize, self.mesh[2])
-            found[r, c] = kept.astype(np.int64)
-        return found
+            owners[r, c] = kept.astype(np.int64)
+        return owners
 
 
 Slices = tuple[slice, slice]
@@ -393,7 +393,7 @@ class Pieces(list[list[Piece]]):
         return [(piece, slice(start, start + piece.nbytes)) for piece, start in pairs]
 
 
-class Step:
+class PanelStep:
     """The work of one rank in one step: local pieces, and those for and from each rank.
 
     On several hosts a rank receives a piece from another host and passes it on to ranks of its own,
@@ -408,9 +408,9 @@ class Step:
         )
 
 
-def schedule(plan: SummaPlan, rank: int) -> list[Step]:
+def schedule(plan: SummaPlan, rank: int) -> list[PanelStep]:
     """Return the steps of one rank: its rows of the table of all moves."""
-    steps = [Step(plan.panel(rank, at), plan.size) for at in range(plan.steps)]
+    steps = [PanelStep(plan.panel(rank, i), plan.size) for i in range(plan.steps)]
     rectangles, moves = plan.moves
     known: dict[int, Piece] = {}
     mine = (moves.source == rank) | (moves.target == rank)
@@ -466,9 +466,9 @@ def moves_of(plan: SummaPlan) -> tuple[Ints, Moves]:
     if not plan.places:
         return np.zeros((0, 0), np.int64), Moves(*np.zeros((len(Moves._fields), 0), np.int64))
     groups, find = plan.sharing, cache(partial(_pieces_of, plan))
-    found = [find(operand, part, layer) for operand, part, layer, _ in groups]
-    *pieces, owner, panel, nbytes = np.concatenate(found, axis=1)
-    group = np.repeat(np.arange(len(groups)), [each.shape[1] for each in found])
+    several = [find(operand, part, layer) for operand, part, layer, _ in groups]
+    *pieces, owner, panel, nbytes = np.concatenate(several, axis=1)
+    group = np.repeat(np.arange(len(groups)), [each.shape[1] for each in several])
     # panels wrap around
     first = np.array([plan.panel_number(ranks[0], 0) for *_, ranks in groups])
     step = (panel - first[group]) % plan.steps
@@ -483,7 +483,7 @@ def moves_of(plan: SummaPlan) -> tuple[Ints, Moves]:
         sender = np.where(far, agent, owner)
     ways = [
         (far, far & False, owner, sender),
-        *((at < counts[group], far, sender, each[group]) for at, each in enumerate(members.T)),
+        *((i < counts[group], far, sender, each[group]) for i, each in enumerate(members.T)),
     ]
     rows = []
     for there, passed, source, target in ways:
@@ -509,8 +509,8 @@ def _pieces_of(plan: SummaPlan, operand: int, part: int, layer: int) -> Ints:
     panel = panel if operand == 0 else panel[:, None]
     nbytes = aligned(matrix.piece_bytes(height, width))
     place = operand, i, j, top, left, down, across, height, width
-    found = np.broadcast_arrays(*place, matrix.ranks[i, j], panel, nbytes)
-    return np.array([each.ravel() for each in found])
+    fields = np.broadcast_arrays(*place, matrix.ranks[i, j], panel, nbytes)
+    return np.array([field.ravel() for field in fields])
 
 
 def _cut_by(cuts: Ints, spans: Ints) -> tuple[Ints, ...]:
@@ -535,7 +535,7 @@ class Share:
     elements of a panel.
     """
 
-    steps: list[Step]
+    steps: list[PanelStep]
     height: int
     width: int
     starts: list[int]

@@ -28,10 +28,10 @@ from dask_dgpu.algorithms import Array, Progress, no_progress
 from dask_dgpu.algorithms.summa.plan import (
     Block,
     Matrix,
+    PanelStep,
     Piece,
     Pieces,
     Share,
-    Step,
     SummaPlan,
     share_of,
 )
@@ -60,7 +60,7 @@ class Product:
     sent: Sent | None = None
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PanelStep]:
         """The steps of this rank."""
         return self.share.steps
 
@@ -86,7 +86,7 @@ class Messages:
         """Return the buffer of the messages of any step."""
         return self.product.device.workspace(name, max(some.nbytes for some in each), "uint8")
 
-    def send(self, step: Step) -> None:
+    def send(self, step: PanelStep) -> None:
         """Pack a step's pieces and start their exchange."""
         sent = self.product.sent
         for piece, place in step.sends.placed:
@@ -105,7 +105,7 @@ class Messages:
         sent, received = out[: sends.nbytes], inbox[: receives.nbytes]
         return exchange(self.comm, sent, sends.counts, received, receives.counts)
 
-    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+    def unpack(self, step: PanelStep, place: Callable[[Piece], Array]) -> None:
         """Receive a step's pieces, pass them on, and copy those of this rank to their ``place``."""
         if self._under_way is not None:
             self._under_way.wait()
@@ -164,10 +164,10 @@ class Pulls:
         window = comm.window(offered)
         return None if window is None else cls(window, positions)
 
-    def send(self, step: Step) -> None:
+    def send(self, step: PanelStep) -> None:
         """Do nothing: the receiver reads."""
 
-    def unpack(self, step: Step, place: Callable[[Piece], Array]) -> None:
+    def unpack(self, step: PanelStep, place: Callable[[Piece], Array]) -> None:
         """Read a step's pieces into their ``place``."""
         for owner, pieces in enumerate(step.receives):
             for piece in pieces:
@@ -215,17 +215,17 @@ def summa_rank(
     strips = _strips(product)
     with device.transferring():
         carrier.send(steps[0])
-    for at, step in enumerate(steps):
+    for i, step in enumerate(steps):
         with device.transferring():
-            panel = panels.fill(step, at, carrier)
+            panel = panels.fill(step, i, carrier)
             filled = device.mark()
-            if at + 1 < len(steps):
-                carrier.send(steps[at + 1])
+            if i + 1 < len(steps):
+                carrier.send(steps[i + 1])
         with device.computing():
             device.after(filled)
-            panel.multiply(strips, at, known)
-            panels.used(at, device.mark())
-        progress(at + 1, len(steps))
+            panel.multiply(strips, i, known)
+            panels.used(i, device.mark())
+        progress(i + 1, len(steps))
     with device.transferring():
         carrier.close()
         panels.drain()
@@ -312,7 +312,7 @@ class _Panel:
 
     def multiply(self, strips: list[_Strip], step: int, known: Known | None) -> None:
         """Add the product to strips of C; products of different strips are independent."""
-        for products in zip_longest(*(self._products(each, step, known) for each in strips)):
+        for products in zip_longest(*(self._products(strip, step, known) for strip in strips)):
             gemm.accumulate_group([*filter(None, products)])
 
     def _products(
@@ -332,12 +332,12 @@ class _Panels:
         self.product, self.share, self.device = product, product.share, product.device
         dtype = factor_dtype(product.device.kind, product.plan.dtype)
         self.buffers = [
-            product.device.workspace(f"panel-{at}", self.share.size, dtype)
-            for at in range(min(2, len(product.steps)))
+            product.device.workspace(f"panel-{i}", self.share.size, dtype)
+            for i in range(min(2, len(product.steps)))
         ]
         self.marks: list[Any] = [None] * len(self.buffers)
 
-    def fill(self, step: Step, at: int, carrier: Carrier) -> _Panel:
+    def fill(self, step: PanelStep, at: int, carrier: Carrier) -> _Panel:
         """Add local pieces to a panel, and wait for the pieces of other ranks."""
         which = at % len(self.buffers)
         share, depth = self.share, step.panel[1] - step.panel[0]

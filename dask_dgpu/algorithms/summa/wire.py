@@ -182,8 +182,8 @@ class Sent:
         """Return the sums over all ranks; collective."""
         with device.transferring():
             counts = device.zeros(len(fields(self)), "int64")
-            for at, each in enumerate(fields(self)):
-                counts[at] = getattr(self, each.name)
+            for i, field in enumerate(fields(self)):
+                counts[i] = getattr(self, field.name)
             comm.all_reduce(counts).wait()
         device.synchronize()
         return Sent(*device.to_host(counts).tolist())

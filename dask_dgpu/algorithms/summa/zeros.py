@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dask_dgpu.algorithms.summa.plan import Block, Piece, Pieces, Step, SummaPlan
+from dask_dgpu.algorithms.summa.plan import Block, PanelStep, Piece, Pieces, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
 from dask_dgpu.comm.common import exchange
 from dask_dgpu.kernels import zeros
@@ -47,11 +47,11 @@ class Known:
 
     sent: Sent
     complex: bool
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PanelStep] = field(default_factory=list)
     nonzero: list[set[Line]] = field(default_factory=list)
     infinite: list[set[Line]] = field(default_factory=list)
 
-    def add(self, step: Step, counts: Iterable[tuple[Piece, int]]) -> None:
+    def add(self, step: PanelStep, counts: Iterable[tuple[Piece, int]]) -> None:
         """Add a step with the counts of its local and received pieces."""
         nonzero: set[Line] = set()
         infinite: set[Line] = set()
@@ -109,11 +109,11 @@ def _own_counts(product: Product) -> dict[Source, int]:
     """Return the counts of this rank's pieces."""
     steps, device = product.steps, product.device
     pieces = {_source(piece): piece for step in steps for piece in chain(step.local, *step.sends)}
-    found = device.zeros(len(pieces), "int64")
-    for at, piece in enumerate(pieces.values()):
-        found[at] = zeros.count(product.operands[piece.operand][piece.block][piece.source])
+    counts = device.zeros(len(pieces), "int64")
+    for i, piece in enumerate(pieces.values()):
+        counts[i] = zeros.count(product.operands[piece.operand][piece.block][piece.source])
     device.synchronize()
-    return dict(zip(pieces, device.to_host(found).tolist(), strict=True))
+    return dict(zip(pieces, device.to_host(counts).tolist(), strict=True))
 
 
 def _exchanged(product: Product, own: dict[Source, int]) -> list[Iterator[int]]:

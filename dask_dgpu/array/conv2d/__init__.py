@@ -116,13 +116,13 @@ def conv2d(
     arrays = [images, kernels]
     if bias is not None:
         arrays.append(_operand("bias", bias, 1))
-    for name, each in zip(("weight", "bias"), arrays[1:], strict=False):
-        if each.dtype != images.dtype:
-            raise TypeError(f"expected {name} of dtype {images.dtype} as x, got {each.dtype}")
+    for name, array in zip(("weight", "bias"), arrays[1:], strict=False):
+        if array.dtype != images.dtype:
+            raise TypeError(f"expected {name} of dtype {images.dtype} as x, got {array.dtype}")
     convolution = parameters(kernels.shape[2:], stride, padding, dilation, groups)
-    _check_shapes(*(each.shape for each in arrays), groups=convolution.groups)
+    _check_shapes(*(array.shape for array in arrays), groups=convolution.groups)
     _check_windows(images.shape[2:], convolution)
-    arrays[1:] = [_beside(each, images) for each in arrays[1:]]
+    arrays[1:] = [_beside(array, images) for array in arrays[1:]]
     cuts = convolution.result_cuts(tuple(map(cuts_of, images.chunks)), kernels.shape[0])
     chunks = tuple(tuple(np.diff(along).tolist()) for along in cuts)
 
@@ -176,8 +176,8 @@ def _pair(name: str, value: Any, least: int) -> Pair:
     both = sequence(name, value, "an integer or a pair of integers")
     if len(both) not in (1, 2):
         expected(name, "an integer or a pair of integers", value)
-    first, *_ = found = [integer(f"each of {name}", each, least) for each in both]
-    return first, found[-1]
+    first, *_ = pair = [integer(f"each of {name}", each, least) for each in both]
+    return first, pair[-1]
 
 
 def _check_shapes(

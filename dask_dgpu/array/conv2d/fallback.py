@@ -34,8 +34,8 @@ def expand(piece: Conv2dPiece) -> Array:
         box = [along[at] for along, at in zip(piece.windows, index, strict=True)]
         under = [_under(*each) for each in zip(piece.cuts, box, strict=True)]
         parts = [
-            _part(piece.source, each, (f"part-{output.name}", *index, at), tasks)
-            for at, each in enumerate(cartesian(*under))
+            _part(piece.source, each, (f"part-{output.name}", *index, i), tasks)
+            for i, each in enumerate(cartesian(*under))
         ]
         tasks[output.name, *index] = Task(
             (output.name, *index),
@@ -53,12 +53,12 @@ def expand(piece: Conv2dPiece) -> Array:
 
 def _under(cuts: Cuts, window: Window) -> list[tuple[int, slice]]:
     """Return the chunks under a window, and its part of each; ``slice(None)`` for all of it."""
-    found = []
+    blocks = []
     for chunk, lo, hi in overlaps(cuts, window.start, window.stop):
         start, stop = cuts[chunk], cuts[chunk + 1]
         whole = (lo, hi) == (start, stop)
-        found.append((chunk, slice(None) if whole else slice(lo - start, hi - start)))
-    return found
+        blocks.append((chunk, slice(None) if whole else slice(lo - start, hi - start)))
+    return blocks
 
 
 def _part(source: ArrayNode, parts: Sequence[tuple[int, slice]], key: Any, tasks: Tasks) -> TaskRef:
@@ -82,7 +82,7 @@ def joined(parts: Sequence[Block], grid: Sequence[int]) -> Block:
     """Concatenate blocks of a grid, in row-major order."""
     blocks = list(parts)
     for axis in reversed(range(len(grid))):
-        rows = (blocks[at : at + grid[axis]] for at in range(0, len(blocks), grid[axis]))
+        rows = (blocks[i : i + grid[axis]] for i in range(0, len(blocks), grid[axis]))
         blocks = [row[0] if len(row) == 1 else np.concatenate(row, axis) for row in rows]
     return blocks[0]
 

@@ -109,8 +109,8 @@ def einsum(
     >>> dgpu.einsum("ij->j", x).compute().tolist()
     [3, 5, 7]
     """
-    text, found = arguments(subscripts, operands)
-    parsed, arrays, chunks = _prepared(text, [*map(_checked, count(), found)])
+    text, arrays_given = arguments(subscripts, operands)
+    parsed, arrays, chunks = _prepared(text, [*map(_checked, count(), arrays_given)])
     limit = _limit(memory_limit)
     path = plan(parsed, [x.dtype for x in arrays], chunks, optimize, limit)
     return contraction(arrays, parsed, path)
@@ -160,16 +160,14 @@ def einsum_path(
     >>> path.path, path.flops, path.largest_intermediate
     (((1, 2), (0, 1)), 24000, 6)
     """
-    text, found = arguments(subscripts, operands)
+    text, given = arguments(subscripts, operands)
     limit = _limit(memory_limit)
-    if not any(map(_is_shape, found)):
-        parsed, arrays, chunks = _prepared(text, [*map(_checked, count(), found)])
+    if not any(map(_is_shape, given)):
+        parsed, arrays, chunks = _prepared(text, [*map(_checked, count(), given)])
         return plan(parsed, [x.dtype for x in arrays], chunks, optimize, limit)
     if limit is not None:
-        expected("operands", "arrays for a memory_limit", next(filter(_is_shape, found)), TypeError)
-    shapes = [
-        each if _is_shape(each) else _checked(at, each).shape for at, each in enumerate(found)
-    ]
+        expected("operands", "arrays for a memory_limit", next(filter(_is_shape, given)), TypeError)
+    shapes = [each if _is_shape(each) else _checked(i, each).shape for i, each in enumerate(given)]
     return plan(parse(text, shapes), None, {}, optimize, None)
 
 

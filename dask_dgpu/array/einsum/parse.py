@@ -53,8 +53,8 @@ def arguments(subscripts: Any, operands: Sequence[Any]) -> tuple[str, tuple[Any,
     for indices in lists:
         if not isinstance(indices, list | tuple) or not all(map(_is_index, indices)):
             expected("subscripts", "text, or operands and lists of integers", indices, TypeError)
-    text, found = convert_interleaved_input(each)
-    return text, tuple(found)
+    text, arrays = convert_interleaved_input(each)
+    return text, tuple(arrays)
 
 
 def _is_index(value: Any) -> bool:
@@ -86,12 +86,12 @@ def _check(text: str, shapes: Sequence[Shape]) -> None:
     if len(terms) != len(shapes):
         count = f"{len(terms)} operand{'s' * (len(terms) != 1)}"
         raise ValueError(f"expected {count} for {text!r}, got {len(shapes)}")
-    for at, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+    for i, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         named = len(term.replace(ELLIPSIS, ""))
         if len(shape) != named and not (ELLIPSIS in term and len(shape) > named):
             least = "at least " if ELLIPSIS in term else ""
             axes = f"{least}{named} ax{'i' if named == 1 else 'e'}s"
-            raise ValueError(f"expected operand {at} with {axes} for {term!r}, got {len(shape)}")
+            raise ValueError(f"expected operand {i} with {axes} for {term!r}, got {len(shape)}")
     for index, times in Counter(output.replace(ELLIPSIS, "")).items():
         if times > 1:
             raise ValueError(f"expected each index at most once in the output, got {output!r}")

@@ -32,10 +32,10 @@ def pairwise(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def function(*operands: Any, optimize: Any = False, **others: Any) -> Any:
-        text, found = arguments(operands[0], operands[1:]) if operands else ("", ())
-        if others or len(found) < FEWEST or _has_limit(optimize) or not _is_narrow(found):
+        text, given = arguments(operands[0], operands[1:]) if operands else ("", ())
+        if others or len(given) < FEWEST or _has_limit(optimize) or not _is_narrow(given):
             return original(*operands, optimize=optimize, **others)
-        arrays = [da.asarray(each) for each in found]
+        arrays = [da.asarray(each) for each in given]
         parsed = parse(text, [x.shape for x in arrays])
         split = _split(arrays, parsed, original)
         return einsum(text, *split, optimize="auto" if optimize is False else optimize)

@@ -167,7 +167,7 @@ def _pairs(path: tuple[Any, ...], count: int) -> list[tuple[int, int]]:
         if positions[0] < 0 or positions[-1] >= len(live):
             expected("steps of optimize", f"positions from 0 to {len(live) - 1}", group)
         left, *others = (live[at] for at in positions)
-        live = [each for at, each in enumerate(live) if at not in positions]
+        live = [each for i, each in enumerate(live) if i not in positions]
         for right in others:
             pairs.append((min(left, right), max(left, right)))
             left = count + len(pairs) - 1

@@ -112,14 +112,14 @@ def along_axes(
             stacklevel=4,
         )
     if len(lengths) != len(at):
-        found = f"{len(lengths)} and {len(at)}"
-        raise ValueError(f"expected s and axes of the same length, got {found}")
+        got = f"{len(lengths)} and {len(at)}"
+        raise ValueError(f"expected s and axes of the same length, got {got}")
     others = {"rfft": "fft", "irfft": "ifft"}.get(kind, kind)
     kinds = [*[others] * (len(at) - 1), kind][: len(at)]
     scaling = _norm(norm)
     return tuple(
-        Transform(each, axis, _length(each, x, axis, n, array, "s"), scaling)
-        for each, axis, n in zip(kinds, at, lengths, strict=True)
+        Transform(kind, axis, _length(kind, x, axis, n, array, "s"), scaling)
+        for kind, axis, n in zip(kinds, at, lengths, strict=True)
     )
 
 
@@ -190,8 +190,8 @@ def transformed(
     # Dask's function fails on CuPy: it calls itself on an empty array to infer the result
     if whole and (typename(type(x._meta)) != CUPY or unknown) and (same_in_dask or not unknown):
         if not same_in_dask:
-            lengths = tuple(each.n for each in transforms)
-            axes = tuple(each.axis for each in transforms)
+            lengths = tuple(transform.n for transform in transforms)
+            axes = tuple(transform.axis for transform in transforms)
             arguments = {**arguments, "s": lengths, "axes": axes}
         result: Array = DASKS_OWN[name](x, **arguments)
         return result
@@ -238,10 +238,10 @@ def transform_axes(
     axis = too_long(plan, small=long_axis.SMALL)
     if axis is None:
         return apply(x, plan, name)
-    (separate,) = (each for each in transforms if each.axis == axis)
-    others = tuple(each for each in transforms if each.axis != axis)
+    (separate,) = (transform for transform in transforms if transform.axis == axis)
+    others = tuple(transform for transform in transforms if transform.axis != axis)
     # transforms from real numbers first, to real numbers last
-    if separate.kind in TO_REAL or any(each.kind in TO_HALF_COMPLEX for each in others):
+    if separate.kind in TO_REAL or any(other.kind in TO_HALF_COMPLEX for other in others):
         y = long_axis.along_long_axis(transform_axes(x, others, name), separate)
     else:
         y = transform_axes(long_axis.along_long_axis(x, separate), others, name)
@@ -270,9 +270,10 @@ def too_long(plan: PencilPlan, *, small: int) -> int | None:
         elements = max(_largest(stage.chunks), _largest(stage.output_chunks))
         if nbytes > small and elements >= growth * most:
             cut = [
-                each
-                for each in stage.transforms
-                if len(plan.input_chunks[each.axis]) > 1 and each.kind not in TRIGONOMETRIC
+                transform
+                for transform in stage.transforms
+                if len(plan.input_chunks[transform.axis]) > 1
+                and transform.kind not in TRIGONOMETRIC
             ]
             if cut:
                 return max(cut, key=lambda each: each.n).axis

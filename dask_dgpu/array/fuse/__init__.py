@@ -104,12 +104,12 @@ class Fused:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Return what the function returns."""
-        arrays = [each for each in arguments if _is_array(each)]
+        arrays = [argument for argument in arguments if _is_array(argument)]
         traced = self._trace(arguments, options) if arrays else None
         if traced is None:
             return self.f(*arguments, **options)
-        found = evaluate(traced.expression, [*arrays, *traced.captured])
-        return found if traced.several else found[0]
+        results = evaluate(traced.expression, [*arrays, *traced.captured])
+        return results if traced.several else results[0]
 
     @property
     def is_stateless(self) -> bool:
@@ -131,8 +131,10 @@ class Fused:
     def _trace(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Traced | None:
         """Return what the function does with such arguments, or None if that is not known."""
         kinds = [
-            (each.dtype, each.ndim) if _is_array(each) else (type(each), repr(each))
-            for each in arguments
+            (argument.dtype, argument.ndim)
+            if _is_array(argument)
+            else (type(argument), repr(argument))
+            for argument in arguments
         ]
         key = (*kinds, repr(sorted(options.items())) if options else "")
         if key not in self._traces:
@@ -143,11 +145,13 @@ class Fused:
 
     def _traced(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> _Traced | None:
         trace = Trace()
-        stand_ins = [trace.input(each) if _is_array(each) else each for each in arguments]
+        stand_ins = [
+            trace.input(argument) if _is_array(argument) else argument for argument in arguments
+        ]
         try:
             result = self.f(*stand_ins, **options)
             results = result if isinstance(result, tuple) else (result,)
-            if not any(isinstance(each, Traced) for each in results):
+            if not any(isinstance(result, Traced) for result in results):
                 trace.refuse(f"the result is of type {type(result).__name__}")
             expression = trace.expression(results)
         except Exception as error:

@@ -241,7 +241,7 @@ def var(
     deviation = converted(x, double) - reduced("mean", x, axes, True, double, method)
     error = reduced("sum", deviation, axes, keepdims, None, method)
     squares = reduced("sum", _square(deviation), axes, keepdims, None, method)
-    count = prod(x.shape[each] for each in axes)
+    count = prod(x.shape[axis] for axis in axes)
     squares -= _square(error) / (count or 1)
     # NaN for too few elements, as for one with ``ddof=1``
     return converted(squares / (count - ddof) if count > ddof else squares * np.nan, result)

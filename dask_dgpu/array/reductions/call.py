@@ -104,14 +104,14 @@ def extreme(
         return none
     x = _with_elements(x)
     wide = x.astype("float32") if is_bfloat16(x.dtype) else x
-    found: Array = function(wide, axis=axes, keepdims=keepdims)
-    return found if wide is x else found.astype(x.dtype)
+    values: Array = function(wide, axis=axes, keepdims=keepdims)
+    return values if wide is x else values.astype(x.dtype)
 
 
 def _with_elements(x: Array) -> Array:
     """Drop blocks without elements; Dask gives some of their results a wrong shape."""
     for axis, sizes in enumerate(x.chunks):
-        kept = [at for at, size in enumerate(sizes) if size != 0]
+        kept = [i for i, size in enumerate(sizes) if size != 0]
         if 0 < len(kept) < len(sizes):
             x = x.blocks[(slice(None),) * axis + (kept,)]
     return x

@@ -15,7 +15,7 @@ from dask.core import flatten
 from distributed import Client, Future, futures_of, wait
 
 from dask_dgpu.calls.ranks.connections import LOST_SECONDS, Connections, Question
-from dask_dgpu.calls.ranks.history import Call, Held, History, repeat
+from dask_dgpu.calls.ranks.history import Held, History, ProgramCall, repeat
 from dask_dgpu.calls.trace import SMALL, Loop, Places, Program
 from dask_dgpu.errors import GangError
 from dask_dgpu.runtime.worker.calls import Message, iterations_of
@@ -67,17 +67,17 @@ class Ranks(Connections):
             scheduler: Any = self.client.scheduler
             places = self.client.sync(scheduler.who_has, keys=keys)
             ranks = {member: rank for rank, member in enumerate(self.members)}
-            found = [
+            ranks_of_blocks = [
                 min((ranks[w] for w in places.get(k, ()) if w in ranks), default=-1) for k in keys
             ]
-            if -1 not in found:
+            if -1 not in ranks_of_blocks:
                 break
             time.sleep(LOST_SECONDS)  # lost meanwhile, or on a new worker
             self.lose()
         blocks: dict[str, list[Any]] = {}
-        for key, rank in zip(keys, found, strict=True):
+        for key, rank in zip(keys, ranks_of_blocks, strict=True):
             blocks.setdefault(self.members[rank], []).append((key[1:], key))
-        held.owners = tuple(found)
+        held.owners = tuple(ranks_of_blocks)
         held.number, held.generation = next(self.numbers), self.generation
         self.send(held.generation, {"op": "adopt", "array": held.number, "blocks": blocks})
 
@@ -100,13 +100,13 @@ class Ranks(Connections):
             if any(held.spent for held in inputs):
                 raise GangError("an argument was donated to an earlier call")
             lineage = tuple(h if h.call is None else (h.call, h.place) for h in inputs)
-            call = Call(program=program, tokens=tokens, inputs=lineage, loop=loop)
-            found = self._submit(call, inputs, donated)
+            call = ProgramCall(program=program, tokens=tokens, inputs=lineage, loop=loop)
+            results = self._submit(call, inputs, donated)
             self._history.add(call, len(self.members))
-            return found
+            return results
 
     def _submit(
-        self, call: Call, inputs: Sequence[Held], donated: Iterable[Held] = ()
+        self, call: ProgramCall, inputs: Sequence[Held], donated: Iterable[Held] = ()
     ) -> list[Held]:
         """Send a call to the ranks, whose inputs are placed or computed again if need be."""
         program, loop, spent = call.program, call.loop, [*donated]
@@ -151,15 +151,15 @@ class Ranks(Connections):
                 self.known |= fresh.keys()
                 for held in spent:
                     held.spent = True
-                if loop.waits and any(each != after for each in stages.owners):
+                if loop.waits and any(owner != after for owner in stages.owners):
                     self.watch(call)
                     for held, ranks in zip(made, stages.after(call.done), strict=False):
                         held.owners = ranks
                 return made
 
-    def _results(self, call: Call, owners: Places, generation: int) -> list[Held]:
+    def _results(self, call: ProgramCall, owners: Places, generation: int) -> list[Held]:
         """Return the results of a call, of which some may be known from before a loss."""
-        found = list[Held]()
+        results = list[Held]()
         known = [reference() for reference in call.made]
         for place, ranks in enumerate(owners[: len(call.loop.like)]):
             held = known[place] if known else None
@@ -167,9 +167,9 @@ class Ranks(Connections):
                 held = Held(self, 0, 0, (), None, call, place)
             held.number, held.generation = next(self.numbers), generation
             held.owners = ranks
-            found.append(held)
-        call.made = [weakref.ref(held) for held in found]
-        return found
+            results.append(held)
+        call.made = [weakref.ref(held) for held in results]
+        return results
 
     def _renew(self, inputs: Iterable[Held], generation: int) -> None:
         """Place or compute again all inputs of earlier generations.
@@ -186,7 +186,7 @@ class Ranks(Connections):
                 else:
                     self._compute_again(held.call)
 
-    def _compute_again(self, call: Call) -> None:
+    def _compute_again(self, call: ProgramCall) -> None:
         """Make a call again, after those that it needs."""
         repeat(
             call,
@@ -213,13 +213,13 @@ class Ranks(Connections):
                     self.connect()
                     self._compute_again(call)
 
-    def iterations(self, call: Call) -> tuple[int, int]:
+    def iterations(self, call: ProgramCall) -> tuple[int, int]:
         """Return how many iterations of a call have ended, and at most: as many at its end."""
         if call.ended.is_set() or not self.members:
             return call.done, call.done
         first = [*self.members[:1]]
-        found = self.client.run(iterations_of, call.number, self.name, workers=first)
-        (done,) = found.values()
+        answers = self.client.run(iterations_of, call.number, self.name, workers=first)
+        (done,) = answers.values()
         return done, call.loop.most
 
     def publish(self, held: Held, array: Array) -> dict[Any, Any]:
@@ -255,7 +255,9 @@ class Ranks(Connections):
 
     def forget(self, programs: Iterable[Program]) -> None:
         """Let the ranks forget programs."""
-        found = {plan.digest for each in programs for plan in each.plans.values()} & self.known
-        self.known -= found
-        if found:
-            self.send(self.generation, {"op": "forget", "digests": list(found)})
+        digests = {
+            plan.digest for program in programs for plan in program.plans.values()
+        } & self.known
+        self.known -= digests
+        if digests:
+            self.send(self.generation, {"op": "forget", "digests": list(digests)})

@@ -156,12 +156,12 @@ class Connections:
         timeout, moved, seen = self.terms["timeout"], time.monotonic(), None
         try:
             while not question.ended.wait(timeout / 4):
-                found = self.client.sync(self._reports, timeout / 4)
-                calling = any(report["calling"] for each in found for report in each or ())
-                if found != seen or calling:
-                    seen, moved = found, time.monotonic()
+                reports = self.client.sync(self._reports, timeout / 4)
+                calling = any(report["calling"] for each in reports for report in each or ())
+                if reports != seen or calling:
+                    seen, moved = reports, time.monotonic()
                 elif time.monotonic() - moved > timeout:
-                    rank = found.index(None) if None in found else None
+                    rank = reports.index(None) if None in reports else None
                     worker = None if rank is None else self.members[rank]
                     reason = f"no progress of a call for {timeout:g} s"
                     question.error = GangError(reason, rank, worker, "program")
@@ -188,18 +188,22 @@ class Connections:
         while not self._connections:
             if self.generation:  # the scheduler has to learn of a loss
                 await asyncio.sleep(LOST_SECONDS)
-            name, found = uuid4().hex, list[Any]()
+            name, connections = uuid4().hex, list[Any]()
             members = tuple(await scheduler.dgpu_members())
             try:
                 for member in members:
-                    found.append(await self.client.rpc.connect(member, timeout=CONNECT_SECONDS))
-                    await found[-1].write({"op": "dgpu_calls", "caller": name, "reply": False})
-                for connection in found:
+                    connections.append(
+                        await self.client.rpc.connect(member, timeout=CONNECT_SECONDS)
+                    )
+                    await connections[-1].write(
+                        {"op": "dgpu_calls", "caller": name, "reply": False}
+                    )
+                for connection in connections:
                     await asyncio.wait_for(connection.read(), CONNECT_SECONDS)
                 if not members:
                     raise OSError("the cluster has no running worker")
             except OSError as error:
-                for connection in found:
+                for connection in connections:
                     connection.abort()
                 if time.monotonic() > end:
                     raise GangError(f"could not connect to the workers: {error}") from error
@@ -211,9 +215,9 @@ class Connections:
                 self.name, self.members, self.known = name, members, set()
                 self._is_open, self._sessions, self._wants_end = False, 0, False
                 self._waiting = []
-                self._outboxes = [Outbox(each) for each in found]
-                self._connections = found
-            for connection in found:
+                self._outboxes = [Outbox(connection) for connection in connections]
+                self._connections = connections
+            for connection in connections:
                 self._spawn(self._read(connection, self.generation))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -41,7 +41,7 @@ class Held:
     generation: int
     owners: tuple[int, ...]
     source: Array | None = None
-    call: Call | None = None
+    call: ProgramCall | None = None
     place: int = 0
     spent: bool = False
     blocks: dict[Any, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Held:
 
 
 @dataclass(eq=False)
-class Call(Question):
+class ProgramCall(Question):
     """A call of a program, or a loop of calls, of which so many are ``done`` at the end.
 
     Its ``inputs`` are sources, or other calls with the places of their results, ``None`` if it
@@ -62,13 +62,13 @@ class Call(Question):
     program: Program = field(kw_only=True)
     tokens: bytes = field(kw_only=True)
     loop: Loop = field(kw_only=True)
-    inputs: tuple[Held | tuple[Call, int], ...] | None = field(kw_only=True)
+    inputs: tuple[Held | tuple[ProgramCall, int], ...] | None = field(kw_only=True)
     made: list[weakref.ref[Held]] = field(default_factory=list)
     losses: int = 0
     done: int = 0
 
     @property
-    def makers(self) -> list[tuple[Call, int]]:
+    def makers(self) -> list[tuple[ProgramCall, int]]:
         """The calls whose results it reads, with their places."""
         return [each for each in self.inputs or () if not isinstance(each, Held)]
 
@@ -98,14 +98,14 @@ class History:
     """The last calls that can be repeated after a loss, with the bytes of their new sources."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[Call, float]] = deque()
+        self._calls: deque[tuple[ProgramCall, float]] = deque()
         self._nbytes = 0.0
 
-    def add(self, call: Call, members: int) -> None:
+    def add(self, call: ProgramCall, members: int) -> None:
         """Keep a call; forget the first ones if sources take too much memory of the ranks."""
         last = self._calls[-1][0].inputs if self._calls else None
         sources = {each for each in call.inputs or () if isinstance(each, Held)} - {*(last or ())}
-        nbytes = sum(each.source.nbytes for each in sources if each.source is not None)
+        nbytes = sum(source.source.nbytes for source in sources if source.source is not None)
         self._calls.append((call, nbytes))
         self._nbytes += nbytes
         room = call.program.launch.program.room
@@ -117,9 +117,9 @@ class History:
 
 
 def repeat(
-    last: Call,
+    last: ProgramCall,
     is_present: Callable[[Held], bool],
-    submit: Callable[[Call, Sequence[Held]], list[Held]],
+    submit: Callable[[ProgramCall, Sequence[Held]], list[Held]],
 ) -> None:
     """Submit a call again, after those whose results it needs and are not present.
 
@@ -140,7 +140,7 @@ def repeat(
             raise call.error
         if call.inputs is None:
             raise GangError("an array is lost, and its call is too long ago to be repeated")
-        inputs, missing = list[Held](), list[Call]()
+        inputs, missing = list[Held](), list[ProgramCall]()
         for each in call.inputs:
             if isinstance(each, Held):
                 inputs.append(each)
@@ -159,5 +159,5 @@ def repeat(
         stack.pop()
         done.add(id(call))
         alive |= {(id(call), place): held for place, held in enumerate(made)}
-        needed = {(id(each[0]), each[1]) for other in stack for each in other.makers}
+        needed = {(id(maker[0]), maker[1]) for other in stack for maker in other.makers}
         alive = {key: held for key, held in alive.items() if key in needed}

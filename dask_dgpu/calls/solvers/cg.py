@@ -117,15 +117,15 @@ def cg(
     """
     b, guess, matrices = system(A, b, x0, M)
     most = 10 * b.size if maxiter is None else integer("maxiter", maxiter, 0)
-    found = kept(Gradients, A, M)
-    state = found.start(b, guess, real("rtol", rtol), real("atol", atol), *matrices)
+    method = kept(Gradients, A, M)
+    state = method.start(b, guess, real("rtol", rtol), real("atol", atol), *matrices)
     state += [0, *matrices]
     done = 0
     if callback is None:
-        state = found.loop.run(state, most)
+        state = method.loop.run(state, most)
         done = int(state[COUNT])
     while callback is not None and done < most:
-        state = found.loop.run(state, 1)
+        state = method.loop.run(state, 1)
         if int(state[COUNT]) == done:
             break
         done += 1

@@ -85,8 +85,8 @@ class Residuals(Method):
         whole = norm(q)
         column = 0
         for _ in range(2):
-            found = (conj(basis) * q).sum(axis=tuple(range(1, basis.ndim)))
-            column, q = column + found, q - _combined(found, basis)
+            products = (conj(basis) * q).sum(axis=tuple(range(1, basis.ndim)))
+            column, q = column + products, q - _combined(products, basis)
         rest = norm(q)
         is_exact = rest <= np.finfo(rest.dtype).eps * whole
         below = da.where(is_exact, 1, rest)
@@ -193,10 +193,10 @@ def gmres(
     most = 10 * b.size if maxiter is None else integer("maxiter", maxiter, 1)
     length = min(20 if restart is None else integer("restart", restart, 1), b.size)
     tolerances = real("rtol", rtol), real("atol", atol)
-    found = kept(Residuals, A, M)
+    method = kept(Residuals, A, M)
     last = math.inf
     for cycle in range(most + 1):
-        x, is_solved, beta, limit, *rest = found.start(b, x, length + 1, *tolerances, *matrices)
+        x, is_solved, beta, limit, *rest = method.start(b, x, length + 1, *tolerances, *matrices)
         if cycle and callback is not None:
             callback(x)
         if bool(is_solved):
@@ -204,6 +204,6 @@ def gmres(
         if cycle == most or not float(beta) < last:
             break
         last = float(beta)
-        state = found.loop.run([beta, limit, 0, *rest, *matrices], length)
-        x = found.end(x, *state[FOUND], *matrices)
+        state = method.loop.run([beta, limit, 0, *rest, *matrices], length)
+        x = method.end(x, *state[FOUND], *matrices)
     return x, most

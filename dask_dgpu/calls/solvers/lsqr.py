@@ -274,13 +274,13 @@ def lsqr(
     constants.append(1 / limit if limit > 0 else 0.0)
     check_flag("calc_var", calc_var)
 
-    found, matrix = kept(Bidiagonal, *(pair or [A])), [A] if is_matrix else []
+    method, matrix = kept(Bidiagonal, *(pair or [A])), [A] if is_matrix else []
     guess = 0 if first is None else first.astype(dtype).rechunk(back.chunks)
-    x, u, v, alfa, beta, rnorm, arnorm, bnorm = found.start(b, guess, *matrix)
+    x, u, v, alfa, beta, rnorm, arnorm, bnorm = method.start(b, guess, *matrix)
     zeros = da.zeros_like(x.real)
     variances = zeros if calc_var else 0.0
     start = State(x, u, v, v, variances, alfa, alfa, beta, rnorm, arnorm, bnorm, *constants)
-    end = State(*found.loop.run([*start, *matrix], most)[:SIZE])
+    end = State(*method.loop.run([*start, *matrix], most)[:SIZE])
     itn, istop, r2norm = int(end.itn), int(end.istop), float(end.rnorm)
     if not istop and itn == most and itn:
         istop = OUT_OF_ITERATIONS

@@ -43,8 +43,8 @@ class Method:
         operator = self.operators[at]
         if operator is None:
             return x
-        found = matrices[operator] @ x if isinstance(operator, int) else operator(x)
-        return like("the result of a function", found, x)
+        product = matrices[operator] @ x if isinstance(operator, int) else operator(x)
+        return like("the result of a function", product, x)
 
 
 Kind = TypeVar("Kind", bound=Method)
@@ -81,14 +81,16 @@ def kept(kind: type[Kind], *operators: Any) -> Kind:
     They are kept, unless one is a function that does not come from ``jit``.
     """
     matrices = iter(range(len(operators)))
-    places = tuple(next(matrices) if isinstance(each, Array) else each for each in operators)
-    functions = [each for each in places if callable(each)]
-    created = kind(*(plain(each) if callable(each) else each for each in places))
-    if not all(isinstance(each, Step) for each in functions):
+    places = tuple(
+        next(matrices) if isinstance(operator, Array) else operator for operator in operators
+    )
+    functions = [place for place in places if callable(place)]
+    created = kind(*(plain(place) if callable(place) else place for place in places))
+    if not all(isinstance(function, Step) for function in functions):
         return created
     where = functions[0].loops if functions else OF_MATRICES
-    found: Kind = where.setdefault((kind, places), created)
-    return found
+    method: Kind = where.setdefault((kind, places), created)
+    return method
 
 
 def system(A: Any, b: Any, x0: Any, M: Any) -> tuple[Array, Array | int, list[Array]]:
@@ -124,5 +126,5 @@ def system(A: Any, b: Any, x0: Any, M: Any) -> tuple[Array, Array | int, list[Ar
 
 def dtype_of(*arrays: Array) -> np.dtype[Any]:
     """Return the dtype of floats in which to solve."""
-    dtype = np.result_type(*(each.dtype for each in arrays))
+    dtype = np.result_type(*(array.dtype for array in arrays))
     return dtype if dtype.char in "fdFD" else np.result_type(dtype, np.float64)

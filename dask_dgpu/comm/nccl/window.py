@@ -171,10 +171,10 @@ def offer(buffers: Sequence[Buffer]) -> Offer:
     for buffer in buffers:
         allocation, offset = -1, 0
         if buffer.size:
-            found = _allocation(buffer.data.ptr) if pooled() else None
-            if found is None:
+            range_of_memory = _allocation(buffer.data.ptr) if pooled() else None
+            if range_of_memory is None:
                 return Offer(host(), [], None)
-            handle, offset = found
+            handle, offset = range_of_memory
             allocation = handles.setdefault(handle, len(handles))
         places.append(Place(allocation, offset, buffer.shape, buffer.strides, buffer.dtype.str))
     return Offer(host(), list(handles), places)

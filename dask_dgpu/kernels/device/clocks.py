@@ -34,4 +34,4 @@ class LaneClock:
     def seconds_ago(self) -> list[float]:
         """Return the age of each tick, oldest first; the lane has just passed the last one."""
         last = self._ticks[-1]
-        return [cupy.cuda.get_elapsed_time(each, last) / 1e3 for each in self._ticks]
+        return [cupy.cuda.get_elapsed_time(tick, last) / 1e3 for tick in self._ticks]

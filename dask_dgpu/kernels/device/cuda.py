@@ -60,13 +60,13 @@ class CudaDevice(Device):
 
     def constant(self, value: Array) -> Array:
         key = value.dtype, value.tobytes()
-        found = self._constants.get(key)
-        if found is None:
-            found = cupy.asarray(value)
+        array = self._constants.get(key)
+        if array is None:
+            array = cupy.asarray(value)
             cupy.cuda.get_current_stream().synchronize()
             if len(self._constants) < MOST_CONSTANTS:
-                self._constants[key] = found
-        return found
+                self._constants[key] = array
+        return array
 
     def owns(self, array: Array) -> bool:
         if type(array) is not cupy.ndarray or array.base is not None:

@@ -49,7 +49,7 @@ class RecordedSequence:
         self._pool = cupy.cuda.MemoryPool(_noting(self._chunks, cupy.cuda.get_allocator()))
         with cupy.cuda.using_allocator(self._pool.malloc):
             self._inputs = [
-                cupy.empty_like(each) if at in copied else each for at, each in enumerate(arrays)
+                cupy.empty_like(array) if i in copied else array for i, array in enumerate(arrays)
             ]
             self._copied = sorted(copied)
             recorder.kept = []

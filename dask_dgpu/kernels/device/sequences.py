@@ -99,17 +99,17 @@ class Sequences:
         """
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
-        kinds = tuple((each.dtype, each.shape, each.strides) for each in arrays)
-        addresses = [self._address(each) for each in arrays]
+        kinds = tuple((array.dtype, array.shape, array.strides) for array in arrays)
+        addresses = [self._address(array) for array in arrays]
         if kept.kinds != kinds:
             kept.forget()
             self._kept[key] = _Kept(kinds, addresses, _smallest(arrays, COPIED * limit))
             return None
         pairs = enumerate(zip(addresses, kept.addresses, strict=True))
         moved = {at for at, (now, then) in pairs if now != then} - kept.copied
-        found = kept.recorded
-        if found is not None and not found.ended and not moved:
-            return found
+        recording = kept.recorded
+        if recording is not None and not recording.ended and not moved:
+            return recording
         kept.forget()
         kept.copied |= moved
         kept.addresses = addresses
@@ -130,16 +130,16 @@ class Sequences:
     ) -> Recorded | None:
         """Record work, ``None`` if that is not possible or takes too much memory."""
         try:
-            found = self._record(arrays, kept.copied, work)
+            recording = self._record(arrays, kept.copied, work)
         except Exception as error:
             logger.info("a sequence of launches cannot be recorded: %s", error)
             kept.attempts = MOST_ATTEMPTS
             return None
-        if found.nbytes <= limit:
-            return found
-        logger.info("a recording would keep %d bytes, of %d at most", found.nbytes, limit)
+        if recording.nbytes <= limit:
+            return recording
+        logger.info("a recording would keep %d bytes, of %d at most", recording.nbytes, limit)
         kept.attempts = MOST_ATTEMPTS
-        found.end()
+        recording.end()
         return None
 
     def _shrink(self, limit: float) -> None:
@@ -150,10 +150,10 @@ class Sequences:
 
 def _smallest(arrays: Sequence[Array], limit: float) -> set[int]:
     """Return which arrays, the smallest first, have so many bytes in all."""
-    found: set[int] = set()
+    sizes: set[int] = set()
     for at in sorted(range(len(arrays)), key=lambda each: int(arrays[each].nbytes)):
         limit -= arrays[at].nbytes
         if limit < 0:
             break
-        found.add(at)
-    return found
+        sizes.add(at)
+    return sizes

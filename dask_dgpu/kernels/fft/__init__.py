@@ -78,9 +78,9 @@ def transform(block: Array, transforms: Iterable[Transform], *, overwrite: bool 
     """
     transforms = list(transforms)
     shape, dtype = list(block.shape), block.dtype.name
-    for each in transforms:
-        shape[each.axis] = each.output_length
-        dtype = each.output_dtype(dtype)
+    for transform in transforms:
+        shape[transform.axis] = transform.output_length
+        dtype = transform.output_dtype(dtype)
     if block.size == 0:  # libraries need not support empty arrays
         return np.zeros_like(block, shape=tuple(shape), dtype=dtype)
     result = block
@@ -112,7 +112,10 @@ def _calls(
         group = list(members)
         if axis is None:
             backwards = group[::-1]
-            lengths, axes = [each.n for each in backwards], [each.axis for each in backwards]
+            lengths, axes = (
+                [backward.n for backward in backwards],
+                [each.axis for each in backwards],
+            )
             yield f"{kind}n", {"s": lengths, "axes": axes, "norm": norm}, group
         else:
             arguments = {"n": group[0].n, "axis": axis, "norm": norm}

@@ -137,7 +137,7 @@ def quotient(axes: int, is_complex: bool) -> Any:
     numbers = [f"v{axis}" for axis in range(axes)]
     value = "T(x.real() * factor, x.imag() * factor)" if is_complex else "x * factor"
     return cupy.ElementwiseKernel(
-        ", ".join(["T x", *(f"float64 {each}" for each in numbers)]),
+        ", ".join(["T x", *(f"float64 {number}" for number in numbers)]),
         "T y",
         f"""
         const double total = {" + ".join(numbers)}, factor = total == 0 ? -0.0 : 1 / total;

@@ -36,8 +36,8 @@ class Calls(NamedTuple):
     @property
     def most(self) -> int:
         """The most blocks of one kind to call it for at once; modules have temporary blocks."""
-        found = [step.launch.most if isinstance(step, Kernels) else 1 for step in self.steps]
-        return min(found, default=1)
+        most = [step.launch.most if isinstance(step, Kernels) else 1 for step in self.steps]
+        return min(most, default=1)
 
 
 Key = tuple[tuple[Any, tuple[int, ...], tuple[int, ...], int], ...]
@@ -56,16 +56,16 @@ def evaluate_all_cuda(
     """Evaluate an expression on many blocks; as ``fused.evaluate_all``."""
     kinds: dict[Key, list[int]] = {}
     given = [_arrays(blocks) for blocks in several]
-    for at, blocks in enumerate(given):
-        kinds.setdefault(_key(blocks), []).append(at)
-    found: dict[int, tuple[Array, ...]] = {}
+    for i, blocks in enumerate(given):
+        kinds.setdefault(_key(blocks), []).append(i)
+    by_number: dict[int, tuple[Array, ...]] = {}
     for key, places in kinds.items():
         calls = _calls(expression, key, cupy.cuda.runtime.getDevice())
         for first in range(0, len(places), calls.most):
             some = places[first : first + calls.most]
             results = _evaluated(expression, calls, [given[at] for at in some])
-            found |= dict(zip(some, results, strict=True))
-    return [found[at] for at in range(len(given))]
+            by_number |= dict(zip(some, results, strict=True))
+    return [by_number[i] for i in range(len(given))]
 
 
 def _arrays(blocks: Sequence[Array]) -> list[Array]:
@@ -100,7 +100,7 @@ def _calls(expression: Expression, key: Key, device: int) -> Calls:
         for dtype, shape, strides, aligned in key
     ]
     return Calls(
-        tuple((at, node.at) for at, node in enumerate(expression.nodes) if isinstance(node, Input)),
+        tuple((i, node.at) for i, node in enumerate(expression.nodes) if isinstance(node, Input)),
         tuple(
             Kernels(step) if isinstance(step, Launch) else step
             for step in planned(expression, described)
@@ -121,7 +121,7 @@ def _launch(kernels: Kernels, all_values: Sequence[Values], stream: int) -> None
         length = launch.workspace
         memory = cupy.ndarray(length * len(all_values), np.int8) if length else None
         start = memory.data.ptr if memory is not None else 0
-        arrays.append([start + at * length for at in range(len(all_values))])
+        arrays.append([start + i * length for i in range(len(all_values))])
     kernels.call(arrays, stream)
     for output, several in zip(launch.outputs, written, strict=True):
         for values, array in zip(all_values, several, strict=True):

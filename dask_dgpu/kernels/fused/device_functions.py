@@ -132,10 +132,10 @@ def call(
     if isinstance(getattr(np, node.function), np.ufunc):
         last = nodes[node.arguments[-1]]
         exponent = last.value if isinstance(last, Constant) else None
-        found = None if options else _ufunc(node.function, arguments, loop, exponent)
+        code = None if options else _ufunc(node.function, arguments, loop, exponent)
     else:
-        found = _function(node.function, arguments, loop, dtype, options)
-    return f"half_rounded({found})" if found and dtype.name == "float16" else found
+        code = _function(node.function, arguments, loop, dtype, options)
+    return f"half_rounded({code})" if code and dtype.name == "float16" else code
 
 
 def _ufunc(
@@ -193,9 +193,9 @@ def _function(
 def _close(x: str, y: str, dtype: Dtype, options: dict[str, Any]) -> str:
     """Return ``isclose`` with NumPy's tolerances."""
     relative, absolute = options.get("rtol", 1e-5), options.get("atol", 1e-8)
-    found = f"np_isclose({x}, {y}, {literal(relative, dtype)}, {literal(absolute, dtype)})"
+    code = f"np_isclose({x}, {y}, {literal(relative, dtype)}, {literal(absolute, dtype)})"
     missing = f"(np_isnan({x}) && np_isnan({y}))"
-    return f"({found} || {missing})" if options.get("equal_nan") else found
+    return f"({code} || {missing})" if options.get("equal_nan") else code
 
 
 def _rounded(x: str | None, dtype: Dtype, decimals: int) -> str | None:

@@ -53,7 +53,7 @@ KERNEL(%(bounds)s)
 
 def elementwise(nodes: Sequence[int], known: Known) -> Launch:
     """Return the launch that computes nodes of one shape, none of them empty."""
-    shape = known.found[nodes[0]].shape
+    shape = known.node_types[nodes[0]].shape
     domain = Domain(known, shape, range(len(shape)))
     code = Code(domain)
     values = [code.value(at, domain.everywhere) for at in nodes]

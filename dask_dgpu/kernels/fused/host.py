@@ -50,14 +50,14 @@ def evaluate_host(
     if shapes is None:
         return evaluate_nodes(expression, blocks)
     known: dict[int, Array] = {}  # what needs no work
-    for at, node in enumerate(expression.nodes):
+    for i, node in enumerate(expression.nodes):
         match node:
             case Input(number):
-                known[at] = blocks[number]
+                known[i] = blocks[number]
             case Constant(value):
-                known[at] = value
+                known[i] = value
             case View(argument, axes) if isinstance(known.get(argument), np.ndarray):
-                known[at] = viewed(known[argument], axes)
+                known[i] = viewed(known[argument], axes)
     planner = Planner(expression, shapes, [block.strides for block in blocks], elements)
     for plan in planner.passes({*expression.results} - known.keys()):
         known |= TilePass(plan, expression.nodes, known).run()
@@ -74,10 +74,10 @@ def _tiled_shapes(
         if len(shapes) <= 1:
             return None
     try:
-        found = expression.shapes([block.shape for block in blocks])
+        tiled = expression.shapes([block.shape for block in blocks])
     except ValueError:  # NumPy's message is better
         return None
-    sizes = [math.prod(shape) for shape in found]
+    sizes = [math.prod(shape) for shape in tiled]
     if max(sizes) < 2 * elements or not min(sizes):
         return None
     if not all(map(_is_plain, blocks)):
@@ -87,7 +87,11 @@ def _tiled_shapes(
     functions = sum(isinstance(node, Apply | Cast) and n == max(sizes) for node, n in nodes)
     if reductions and functions < FEW and max(sizes) < SMALL * elements:
         return None
-    return found if all(divisible(each, found[each.argument]) for each in reductions) else None
+    return (
+        tiled
+        if all(divisible(reduction, tiled[reduction.argument]) for reduction in reductions)
+        else None
+    )
 
 
 def _is_plain(block: Array) -> bool:

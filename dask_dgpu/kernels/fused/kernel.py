@@ -83,7 +83,7 @@ class Entry(NamedTuple):
     def many(self) -> str:
         """A kernel in which each layer of the grid has a block of its own."""
         kinds = [text[: text.index("*") + 1] for text in self.arrays]
-        arguments = [f"({kind}) table.at[{at}][blockIdx.z]" for at, kind in enumerate(kinds)]
+        arguments = [f"({kind}) table.at[{i}][blockIdx.z]" for i, kind in enumerate(kinds)]
         arguments += [text.rsplit(" ", 1)[1] for text in self.numbers]
         return ENTRY_MANY % {
             "bounds": self.bounds,

@@ -100,9 +100,9 @@ class Kernels:
         blocks = len(arrays[0])
         most = 1 if blocks == 1 else self.launch.most
         if most not in self._compiled:
-            self._compiled[most] = [self._kernel(each, most) for each in self.launch.entries]
+            self._compiled[most] = [self._kernel(entry, most) for entry in self.launch.entries]
         unused = [0] * (most - blocks)
-        addresses = [address for each in arrays for address in (*each, *unused)]
+        addresses = [address for array in arrays for address in (*array, *unused)]
         for kernel in self._compiled[most]:
             kernel.launch(addresses, blocks, stream)
 

@@ -44,11 +44,11 @@ class Walk(NamedTuple):
     @property
     def numbers(self) -> dict[str, int]:
         """The kernel parameters: lengths, and strides other than 0 and 1."""
-        found = {f"n_{self.name}{axis}": n for axis, n in enumerate(self.lengths) if axis}
+        parameters = {f"n_{self.name}{axis}": n for axis, n in enumerate(self.lengths) if axis}
         for operand, strides in enumerate(self.strides):
             named = {self.stride(axis, operand): stride for axis, stride in enumerate(strides)}
-            found |= {name: stride for name, stride in named.items() if not name.isdigit()}
-        return found
+            parameters |= {name: stride for name, stride in named.items() if not name.isdigit()}
+        return parameters
 
     def stride(self, axis: int, operand: int) -> str:
         """Return C++ for the stride of an operand along an axis."""
@@ -67,9 +67,7 @@ class Walk(NamedTuple):
 
     def offset(self, operand: int) -> str:
         """Return C++ for the distance of an operand's element, in elements."""
-        pairs = (
-            (f"i_{self.name}{at}", self.stride(at, operand)) for at in range(len(self.lengths))
-        )
+        pairs = ((f"i_{self.name}{i}", self.stride(i, operand)) for i in range(len(self.lengths)))
         terms = [index if by == "1" else f"{index} * {by}" for index, by in pairs if by != "0"]
         return " + ".join(terms) or "0"
 
@@ -113,7 +111,7 @@ class Domain(Context):
 
     def kinds(self, nodes: Sequence[int]) -> list[str]:
         """Return the C++ types of the elements of nodes in memory."""
-        return [stored_type(self.found[at].dtype) for at in nodes]
+        return [stored_type(self.node_types[at].dtype) for at in nodes]
 
     def _strides_along(self, operand: Operand) -> list[int]:
         """Return the strides of an operand along the axes of the domain."""
@@ -133,15 +131,15 @@ class Domain(Context):
         those before the last. ``results`` are nodes of which it writes an element for each.
         """
         sizes = [operand.array.dtype.itemsize for operand in self.read]
-        written = [self.found[at].dtype.itemsize for at in results]
+        written = [self.node_types[at].dtype.itemsize for at in results]
         lanes = VECTOR_BYTES // max((*sizes, *written), default=VECTOR_BYTES)
         if lanes <= 1 or not inner.lengths or not any(step == 1 for step in inner.inner):
             return 1
         if (whole or len(inner.lengths) > 1) and inner.lengths[-1] % lanes:
             return 1
-        for at, step in enumerate(inner.inner):
-            others = [*inner.strides[at][:-1], *outer.strides[at]]
-            aligned = self.read[at].array.aligned % (lanes * sizes[at])
+        for i, step in enumerate(inner.inner):
+            others = [*inner.strides[i][:-1], *outer.strides[i]]
+            aligned = self.read[i].array.aligned % (lanes * sizes[i])
             if step == 1 and (aligned or any(stride % lanes for stride in others)):
                 return 1
         return lanes
@@ -204,7 +202,7 @@ class Domain(Context):
 
         Its axes lie as the operands' do.
         """
-        dtype, shape, *_ = self.found[at]
+        dtype, shape, *_ = self.node_types[at]
         order = [*self.outer, *(self.inner if whole else ())]
         places = tuple(sorted(range(len(order)), key=order.__getitem__))
         if places == tuple(range(len(order))):
@@ -214,7 +212,7 @@ class Domain(Context):
 
 def written(kinds: Sequence[str]) -> list[str]:
     """Return the parameters of arrays of these types that a kernel writes."""
-    return [f"{kind}* __restrict__ out{at}" for at, kind in enumerate(kinds)]
+    return [f"{kind}* __restrict__ out{i}" for i, kind in enumerate(kinds)]
 
 
 def stores(results: Sequence[tuple[int, str, str]], place: str) -> dict[str, str]:
@@ -248,5 +246,5 @@ def walk_of(
         if merged and merged[-1][1] == [stride * length for stride in here]:
             length *= merged.pop()[0]
         merged.append((length, here))
-    every = [tuple(here[at] for _, here in merged) for at in range(len(strides))]
+    every = [tuple(here[i] for _, here in merged) for i in range(len(strides))]
     return Walk(name, tuple(length for length, _ in merged), tuple(every))

@@ -92,10 +92,10 @@ def after_arguments(
     """
     if root in known:
         return
-    found = arguments(root)
-    waiting = [(root, found, iter(found))]
+    order = arguments(root)
+    waiting = [(root, order, iter(order))]
     while waiting:
-        key, found, left = waiting[-1]
+        key, order, left = waiting[-1]
         for each in left:
             if each not in known:
                 below = arguments(each)
@@ -103,4 +103,4 @@ def after_arguments(
                 break
         else:
             waiting.pop()
-            yield key, found
+            yield key, order

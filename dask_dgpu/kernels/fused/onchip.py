@@ -58,19 +58,19 @@ class _Rows(Domain):
         self.passes = [self._pass(number, several) for number, several in enumerate(passes)]
         self.full, self.rows = Code(self), Code(self)
         # places of results with an element for each of the domain, and for each row
-        self.wholes = {at: self.found[node].shape == shape for at, node in enumerate(results)}
+        self.wholes = {i: self.node_types[node].shape == shape for i, node in enumerate(results)}
         self.values = [
             self.full.value(node, self.everywhere)
-            if self.wholes[at]
-            else self.rows.value(node, self._row_axes(self.found[node].shape))
-            for at, node in enumerate(results)
+            if self.wholes[i]
+            else self.rows.value(node, self._row_axes(self.node_types[node].shape))
+            for i, node in enumerate(results)
         ]
         self._arrange()
 
     def _pass(self, number: int, several: Sequence[int]) -> Reductions:
         reductions = Reductions(self, several)
         for place, at in enumerate(several):
-            self.given[at] = f"x{number}_{place}", self._row_axes(self.found[at].shape)
+            self.given[at] = f"x{number}_{place}", self._row_axes(self.node_types[at].shape)
         return reductions
 
     def _row_axes(self, shape: tuple[int, ...]) -> Axes:
@@ -119,9 +119,9 @@ class _Rows(Domain):
         loads = {x: self.load(x, f"g_{x.name}[{self._item(x)}]", self.reduced) for x in kept}
         whole = self.group * self.items * self.lanes == self.reduced.size
         row_results = [
-            f"out{at}[kept] = stored<{kinds[at]}>({value});"
-            for at, value in enumerate(self.values)
-            if not self.wholes[at]
+            f"out{i}[kept] = stored<{kinds[i]}>({value});"
+            for i, value in enumerate(self.values)
+            if not self.wholes[i]
         ]
         source = SOURCE % {
             **self.macros(entry),
@@ -140,7 +140,7 @@ class _Rows(Domain):
             "exact": int(whole and self.items & (self.items - 1) == 0),
         }
         source = STATES + "".join(states) + SHARE + source
-        outputs = [self.output(node, self.wholes[at]) for at, node in enumerate(self.results)]
+        outputs = [self.output(node, self.wholes[i]) for i, node in enumerate(self.results)]
         return self.launch(source, [entry], outputs)
 
     def _item(self, operand: Operand, item: str = "u") -> str:
@@ -165,7 +165,7 @@ class _Rows(Domain):
 
     def _final(self, kinds: Sequence[str]) -> str:
         """Return C++ that writes the results of all elements, if there are any."""
-        full = [(at, kinds[at], x) for at, x in enumerate(self.values) if self.wholes[at]]
+        full = [(i, kinds[i], x) for i, x in enumerate(self.values) if self.wholes[i]]
         macros = stores(full, "kept * length + where")
         macros |= {
             "operands": self._named(self.full, "u"),

@@ -42,12 +42,12 @@ class _Planner:
     def __init__(self, expression: Expression, blocks: Sequence[Array]) -> None:
         dtypes, shapes = [block.dtype for block in blocks], [block.shape for block in blocks]
         self.nodes, self.results = expression.nodes, dict.fromkeys(expression.results)
-        self.found = typed(expression, dtypes, shapes)
+        self.node_types = typed(expression, dtypes, shapes)
         self.cone = list(expression.cone(*self.results))
-        self.empty = any(0 in self.found[at].shape for at in self.cone)
-        inputs = ((at, node) for at, node in enumerate(self.nodes) if isinstance(node, Input))
+        self.empty = any(0 in self.node_types[at].shape for at in self.cone)
+        inputs = ((i, node) for i, node in enumerate(self.nodes) if isinstance(node, Input))
         arrays = {at: blocks[node.at] for at, node in inputs}
-        self.known = Known(self.nodes, self.found, arrays, {})
+        self.known = Known(self.nodes, self.node_types, arrays, {})
         self.stored = set(arrays)  # nodes that will be arrays in memory
         # nodes by the number of passes before, what is done, and their domain
         self.work: dict[tuple[int, int, Any], list[int]] = {}
@@ -70,17 +70,17 @@ class _Planner:
 
     def _scheduled(self, at: int) -> int:
         """Note what must be launched for a node; return after how many passes it has its value."""
-        node, found = self.nodes[at], self.found
+        node, types = self.nodes[at], self.node_types
         before = max((self.ready[of] for of in node.arguments), default=0)
         if isinstance(node, Input | Constant):
             return 0
         state = None
         if isinstance(node, Reduce) and not self.empty:
-            state = state_of(node, found[node.argument], found[at])
+            state = state_of(node, types[node.argument], types[at])
         if isinstance(node, Reduce) and state is not None:
             self.known.reductions[at] = node, state
             self._add(at, before, REDUCE, self.known.domain(at))
-        elif found[at].known and not isinstance(node, Reduce) and not self.empty:
+        elif types[at].known and not isinstance(node, Reduce) and not self.empty:
             return before
         else:
             for of in node.arguments:
@@ -92,7 +92,7 @@ class _Planner:
         return before + 1
 
     def _write(self, at: int) -> None:
-        self._add(at, self.ready[at], CALL if self.empty else WRITE, self.found[at].shape)
+        self._add(at, self.ready[at], CALL if self.empty else WRITE, self.node_types[at].shape)
 
     def _add(self, at: int, before: int, what: int, domain: Any = None) -> None:
         several = self.work.setdefault((before, what, domain), [])
@@ -126,7 +126,7 @@ class _Planner:
                 steps.append(launch)
             else:
                 for at in nodes:
-                    dtype, shape, *_ = self.found[at]
+                    dtype, shape, *_ = self.node_types[at]
                     array = Array(dtype, shape, contiguous(shape), aligned=1)
                     self.known.arrays[at] = array
                     steps.append(ByModule(at, array))

@@ -28,7 +28,7 @@ WIDEST = 4
 """Most elements of a reduction's argument for which it is part of a tile, in tiles."""
 
 
-class Step(NamedTuple):
+class TileStep(NamedTuple):
     """A node in a tile; ``arguments`` are earlier steps.
 
     A step without arguments is a leaf: a block, a constant, or a reduction of an earlier pass.
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
     order: tuple[int, ...]
     axis: int | None
     tiles: list[slice]
-    steps: list[Step]
+    steps: list[TileStep]
     roots: dict[int, int]
     merged: list[int]
 
@@ -82,18 +82,18 @@ class Planner:
             groups.setdefault((level, *self._way(root)), []).append(root)
         return [self._pass(roots, *way) for way, roots in groups.items()]
 
-    def steps(self, nodes: Iterable[int], axis: int | None) -> tuple[list[Step], list[int]]:
+    def steps(self, nodes: Iterable[int], axis: int | None) -> tuple[list[TileStep], list[int]]:
         """Return the steps of a tile, each after its arguments, and those of some nodes.
 
         ``axis`` is that of these nodes along which the tile slices them.
         """
-        steps: list[Step] = []
+        steps: list[TileStep] = []
         known: dict[Place, int] = {}
         places = [self._at(node, axis) for node in nodes]
         for root in places:
             for place, read in after_arguments(root, self._arguments, known):
                 known[place] = len(steps)
-                steps.append(Step(*place, tuple([known[each] for each in read])))
+                steps.append(TileStep(*place, tuple([known[each] for each in read])))
         return steps, [known[place] for place in places]
 
     def _level(self, root: int) -> int:
@@ -156,7 +156,7 @@ class Planner:
         slabs += [self._slab(at, along) for at, along, read in steps if read and along is not None]
         length = min(whole, max(1, self.elements // max(slabs)))
         length = math.ceil(whole / math.ceil(whole / length))  # tiles of about one length
-        tiles = [slice(at, min(at + length, whole)) for at in range(0, whole, length)]
+        tiles = [slice(i, min(i + length, whole)) for i in range(0, whole, length)]
         placed, merged = dict(zip(roots, numbers, strict=True)), list[int]()
         for root, at in placed.items():
             node = self.nodes[root]
@@ -166,7 +166,7 @@ class Planner:
                 kept = _kept_axes(node, len(shape))
                 along = None if axis is None or axis in node.axes else kept.index(axis)
                 placed[root] = len(steps)
-                steps.append(Step(root, along, (at,)))
+                steps.append(TileStep(root, along, (at,)))
         if level > 0 and not merged:  # the last tiles of the pass before may still be in cache
             tiles.reverse()
         return Pass(shape, order, axis, tiles, steps, placed, merged)

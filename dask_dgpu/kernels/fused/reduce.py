@@ -54,12 +54,12 @@ class Reductions:
     """Reductions in one pass over a domain: the code of an element, and what each state takes."""
 
     def __init__(self, domain: Domain, several: Sequence[int]) -> None:
-        self.several, self.code, found = several, Code(domain), domain.found
-        self.dtypes = [found[at].dtype for at in several]
+        self.several, self.code, types = several, Code(domain), domain.node_types
+        self.dtypes = [types[at].dtype for at in several]
         self.states: list[State] = []
         self.values: list[str] = []
         for node, state in (domain.reductions[at] for at in several):
-            dtype = found[node.argument].dtype
+            dtype = types[node.argument].dtype
             value = self.code.value(node.argument, domain.everywhere)
             self.values.append(taken(value, state, dtype))
             self.states.append(state)
@@ -72,13 +72,13 @@ class Reductions:
     @property
     def shifts(self) -> list[int]:
         """The places of states that subtract the first element from all."""
-        return [at for at, state in enumerate(self.states) if state.shifts]
+        return [i for i, state in enumerate(self.states) if state.shifts]
 
     def results(self, name: str, count: str) -> list[str]:
         """Return C++ of the values of the reductions, for states of this name."""
         return [
-            result(state, f"{name}.s{at}", count, dtype)
-            for at, (state, dtype) in enumerate(zip(self.states, self.dtypes, strict=True))
+            result(state, f"{name}.s{i}", count, dtype)
+            for i, (state, dtype) in enumerate(zip(self.states, self.dtypes, strict=True))
         ]
 
     def macros(self, size: str, place: str, take: str) -> dict[str, str]:
@@ -86,9 +86,9 @@ class Reductions:
         kinds = [value_type(state.taken) for state in self.states]
         return {
             "code": "\n                ".join(self.code.lines),
-            "arrays": " ".join(f"{kind} a{at}{size};" for at, kind in enumerate(kinds)),
-            "values": " ".join(f"a{at}{place} = {x};" for at, x in enumerate(self.values)),
-            "take": " ".join(take.format(at=at) for at in range(len(kinds))),
+            "arrays": " ".join(f"{kind} a{i}{size};" for i, kind in enumerate(kinds)),
+            "values": " ".join(f"a{i}{place} = {x};" for i, x in enumerate(self.values)),
+            "take": " ".join(take.format(at=i) for i in range(len(kinds))),
         }
 
     def struct(self, name: str = "States") -> str:
@@ -97,7 +97,7 @@ class Reductions:
         def each(text: str, places: Sequence[int] = range(len(self.states))) -> str:
             return " ".join(text.format(at=at) for at in places)
 
-        fields = " ".join(f"{state.kind} s{at};" for at, state in enumerate(self.states))
+        fields = " ".join(f"{state.kind} s{i};" for i, state in enumerate(self.states))
         return STATES % {
             "name": name,
             "fields": fields,
@@ -180,7 +180,7 @@ def reduction(several: Sequence[int], known: Known) -> Launch:
     arrays = [*written(kinds), "States* __restrict__ partials"]
     grid, more = (shape.blocks, shape.segments), {"stretch": shape.stretch}
     entry = domain.entry(shape.name, arrays, sizes | more, grid, bounds=shape.bounds)
-    macros = {**domain.macros(entry), "outs": "".join(f"out{at}, " for at in range(len(kinds)))}
+    macros = {**domain.macros(entry), "outs": "".join(f"out{i}, " for i in range(len(kinds)))}
     source = _source(domain, reductions, shape, kinds, macros)
     outputs = [domain.output(at, whole=False) for at in several]
     if shape.segments == 1:
@@ -208,9 +208,9 @@ def _source(
         **macros,
         **reductions.macros("[R][N]", "[j % R][e]", "into[r].s{at}.take(a{at}[r], places);"),
         "states": STATES_SOURCE + reductions.struct(),
-        "parameters": "".join(f"{kind}* __restrict__ out{at}, " for at, kind in enumerate(kinds)),
+        "parameters": "".join(f"{kind}* __restrict__ out{i}, " for i, kind in enumerate(kinds)),
         "writes": " ".join(
-            f"out{at}[kept] = stored<{kind}>({results[at]});" for at, kind in enumerate(kinds)
+            f"out{i}[kept] = stored<{kind}>({results[i]});" for i, kind in enumerate(kinds)
         ),
         "place": ROWS if rows else COLUMNS,
         "merge": MERGE_ROWS if rows else MERGE_COLUMNS,

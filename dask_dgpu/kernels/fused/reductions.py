@@ -146,7 +146,10 @@ def merge_moments(states: Sequence[State]) -> State:
     counts, (first, *others), squares = zip(*states, strict=True)
     with np.errstate(all="ignore"):  # of infinities, which the parts have reported
         count = _added(counts)
-        apart = [first - first, *(each - first for each in others)]  # a large mean costs no digits
+        apart = [
+            first - first,
+            *(other - first for other in others),
+        ]  # a large mean costs no digits
         weighted = [n * each for n, each in zip(counts, apart, strict=True)]
         shift = quotient(_added(weighted), count)
         between = [n * _square(each - shift) for n, each in zip(counts, apart, strict=True)]

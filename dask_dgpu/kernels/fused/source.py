@@ -40,14 +40,14 @@ class Known(NamedTuple):
     """
 
     nodes: Sequence[Node]
-    found: Sequence[Typed]
+    node_types: Sequence[Typed]
     arrays: dict[int, Array]
     reductions: dict[int, tuple[Reduce, State]]
 
     def domain(self, at: int) -> tuple[tuple[int, ...], frozenset[int]]:
         """Return the shape that a reduction reads, and the axes that it reduces."""
         node, _ = self.reductions[at]
-        shape = self.found[node.argument].shape
+        shape = self.node_types[node.argument].shape
         return shape, frozenset(axis % len(shape) for axis in node.axes)
 
 
@@ -78,7 +78,7 @@ class Context:
     """
 
     def __init__(self, known: Known) -> None:
-        self.nodes, self.found, self.arrays, self.reductions = known
+        self.nodes, self.node_types, self.arrays, self.reductions = known
         self.operands: dict[tuple[int, Axes], Operand] = {}
         self.constants: dict[tuple[Any, bytes], tuple[str, Any]] = {}
         self.given: dict[int, tuple[str, Axes]] = {}
@@ -125,26 +125,26 @@ class Code:
     def _read(self, key: tuple[int, Axes]) -> list[tuple[int, Axes]]:
         """Return the arguments of a node that are no constants, and how they lie."""
         at, axes = key
-        node, found = self.context.nodes[at], self.context.found
+        node, types = self.context.nodes[at], self.context.node_types
         if at in self.context.given or at in self.context.arrays:
             return []
         match node:
             case Cast(argument, _):
                 return [(argument, axes)]
             case View(argument, chosen):
-                places = {axis: axes[at] for at, axis in enumerate(chosen) if axis is not None}
-                length = len(found[argument].shape)
+                places = {axis: axes[i] for i, axis in enumerate(chosen) if axis is not None}
+                length = len(types[argument].shape)
                 return [(argument, tuple(places.get(axis) for axis in range(length)))]
             case Apply():
                 read = (of for of in node.arguments if not self._is_constant(of))
-                return [(of, axes_below(axes, found[of].shape)) for of in read]
+                return [(of, axes_below(axes, types[of].shape)) for of in read]
         return []
 
     def _is_constant(self, at: int) -> bool:
         return isinstance(self.context.nodes[at], Constant)
 
     def _written(self, at: int, axes: Axes, values: Sequence[str]) -> str:
-        node, typed = self.context.nodes[at], self.context.found[at]
+        node, typed = self.context.nodes[at], self.context.node_types[at]
         if at in self.context.given:
             name, lies = self.context.given[at]
             if axes != lies:
@@ -158,7 +158,7 @@ class Code:
             case Constant(value):
                 return self.context.constant(value, typed.dtype)
             case Cast(argument, _):
-                below = self.context.found[argument]
+                below = self.context.node_types[argument]
                 return self._variable(typed.dtype, converted(values[0], below.dtype, typed.dtype))
             case View():
                 return values[0]
@@ -175,7 +175,7 @@ class Code:
                 none = argument.value is None
                 arguments.append(None if none else self.context.constant(argument.value, dtype))
             else:
-                arguments.append(converted(next(others), self.context.found[at].dtype, dtype))
+                arguments.append(converted(next(others), self.context.node_types[at].dtype, dtype))
         return str(call(node, self.context.nodes, arguments, typed.loop, typed.dtype))
 
     def _variable(self, dtype: np.dtype[Any], value: str) -> str:
@@ -188,4 +188,4 @@ class Code:
 def axes_below(axes: Axes, shape: Sequence[int]) -> Axes:
     """Return how an argument lies if its node lies along ``axes``; both broadcast."""
     first = len(axes) - len(shape)
-    return tuple(axes[first + at] if n != 1 else None for at, n in enumerate(shape))
+    return tuple(axes[first + i] if n != 1 else None for i, n in enumerate(shape))

@@ -34,9 +34,9 @@ class TilePass:
         self.nodes = [nodes[step.node] for step in plan.steps]  # by step, as all that follows
         self.shared: dict[int, Array] = {}  # values of all tiles
         self.sliced: dict[int, Array] = {}  # leaves of which each tile has a part
-        for at, step in enumerate(plan.steps):
+        for i, step in enumerate(plan.steps):
             if not step.arguments:
-                (self.shared if step.axis is None else self.sliced)[at] = known[step.node]
+                (self.shared if step.axis is None else self.sliced)[i] = known[step.node]
         self.sums = {root: Sums(nodes[root], plan) for root in plan.merged}
         self.targets = {at for root, at in plan.roots.items() if root not in self.sums}
         self.results: dict[int, Array] = {}
@@ -75,21 +75,21 @@ class TilePass:
     def _values(self, part: slice) -> list[Array]:
         """Compute a tile; return the values of steps that are still needed."""
         values: list[Array] = []
-        for at, step in enumerate(self.plan.steps):
+        for i, step in enumerate(self.plan.steps):
             place = () if step.axis is None else (*[slice(None)] * step.axis, part)
-            if at in self.shared:
-                value = self.shared[at]
-            elif at in self.sliced:
-                value = self.sliced[at][place]
-            elif at in self.bound:
-                function, buffer = self.bound[at]
-                value = self.results[at][place] if buffer is None else buffer
+            if i in self.shared:
+                value = self.shared[i]
+            elif i in self.sliced:
+                value = self.sliced[i][place]
+            elif i in self.bound:
+                function, buffer = self.bound[i]
+                value = self.results[i][place] if buffer is None else buffer
                 function(*[values[of] for of in step.arguments], out=value)
             else:
-                value = self._computed(at, [values[of] for of in step.arguments], place)
+                value = self._computed(i, [values[of] for of in step.arguments], place)
             values.append(value)
             for of in step.arguments:
-                if self.last[of] <= at:
+                if self.last[of] <= i:
                     values[of] = None
         return values
 
@@ -156,8 +156,8 @@ class Sums:
         """Return the complete reduction."""
         while len(self.states) > 1:
             self._merge()
-        found = self.reduction.finish(self.node, self.dtype, self.states[0])
-        return found if self.node.keepdims else found.squeeze(self.node.axes)[()]
+        value = self.reduction.finish(self.node, self.dtype, self.states[0])
+        return value if self.node.keepdims else value.squeeze(self.node.axes)[()]
 
     def _merge(self) -> None:
         self.states[-2:] = [self.reduction.merge(self.states[-2:])]

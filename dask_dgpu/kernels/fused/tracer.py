@@ -90,7 +90,7 @@ class Trace:
             self.refuse(f"numpy.{name} with {', '.join(options)}")
         ndim = operand.ndim
         axes = range(ndim) if axis is None else np.atleast_1d(axis).tolist()
-        numbers = tuple(sorted({each % ndim for each in axes if -ndim <= each < ndim}))
+        numbers = tuple(sorted({axis % ndim for axis in axes if -ndim <= axis < ndim}))
         if len(numbers) != len(axes) or (name.startswith("arg") and len(axes) not in (1, ndim)):
             raise np.exceptions.AxisError(f"axis {axis} is not of an array with {ndim} axes")
         given = tuple(sorted((key, value) for key, value in options.items() if value is not None))

@@ -44,7 +44,7 @@ def typed(
     Raises what NumPy raises for these dtypes and shapes, for example if shapes do not broadcast.
     """
     nodes = expression.nodes
-    found: list[Typed] = []
+    typed_nodes: list[Typed] = []
     with np.errstate(all="ignore"):
         for node, shape in zip(nodes, expression.shapes(shapes), strict=True):
             match node:
@@ -55,31 +55,31 @@ def typed(
                     one = Typed(dtype, shape, known=dtype.name in TYPES and shape == ())
                 case Cast(of, name):
                     dtype = np.dtype(name)
-                    one = Typed(dtype, shape, known=_compiles(dtype, found[of].dtype))
+                    one = Typed(dtype, shape, known=_compiles(dtype, typed_nodes[of].dtype))
                 case View(of, _):
-                    dtype = found[of].dtype
+                    dtype = typed_nodes[of].dtype
                     one = Typed(dtype, shape, known=_compiles(dtype))
                 case Reduce(_, of):
-                    one = Typed(_reduced(node, found[of].dtype), shape)
+                    one = Typed(_reduced(node, typed_nodes[of].dtype), shape)
                 case Apply():
-                    operands = [_operand(nodes[of], found[of]) for of in node.arguments]
+                    operands = [_operand(nodes[of], typed_nodes[of]) for of in node.arguments]
                     dtype, loop, fits = _applied(node, operands)
                     kinds = [x.dtype for x in operands if isinstance(x, np.ndarray)]
                     names = [None if x is None else "x" for x in operands]
                     known = fits and _compiles(dtype, *loop, *kinds)
                     known = known and call(node, nodes, names, loop, dtype) is not None
                     one = Typed(dtype, shape, loop, known)
-            found.append(one)
-    return found
+            typed_nodes.append(one)
+    return typed_nodes
 
 
 def _compiles(*dtypes: Dtype) -> bool:
     return all(dtype.name in TYPES and dtype.isnative for dtype in dtypes)
 
 
-def _operand(node: Node, found: Typed) -> Any:
+def _operand(node: Node, typed: Typed) -> Any:
     """Return a number as it is, and one element of any other node's dtype."""
-    return node.value if isinstance(node, Constant) else np.ones(1, found.dtype)
+    return node.value if isinstance(node, Constant) else np.ones(1, typed.dtype)
 
 
 def _applied(node: Apply, operands: Sequence[Any]) -> tuple[Dtype, tuple[Dtype, ...], bool]:

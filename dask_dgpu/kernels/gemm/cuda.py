@@ -94,7 +94,7 @@ def _multiply_batch(
     dtype: np.dtype[Any],
 ) -> None:
     """Multiply matrices of transposed shapes ``b`` and ``a`` in one launch."""
-    outs, lefts, rights = np.array([[each.data.ptr for each in arrays] for arrays in batch]).T
+    outs, lefts, rights = np.array([[array.data.ptr for array in arrays] for arrays in batch]).T
     addresses = cupy.asarray(np.stack([lefts, rights, outs]).astype(np.uint64))
     one = one_of(dtype)
     (n, k), m, row = b, a[1], addresses.strides[0]

@@ -57,10 +57,10 @@ class Table(NamedTuple):
 def describe(batches: tuple[Pieces, ...]) -> Table | None:
     """Describe pieces to the kernel; ``None`` if a piece has too many axes or words for it."""
     tables = [_rows(pieces) for pieces in batches if len(pieces.shapes)]
-    found = [rows for rows in tables if rows is not None]
-    if len(found) < len(tables):
+    known = [rows for rows in tables if rows is not None]
+    if len(known) < len(tables):
         return None
-    rows = np.concatenate([np.zeros((0, COLUMNS), np.int64), *found])
+    rows = np.concatenate([np.zeros((0, COLUMNS), np.int64), *known])
     tiles = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(-(-rows[:, WORDS] // TILE), out=tiles[1:])
     return Table(rows, tiles)
@@ -92,8 +92,8 @@ def _known(pieces: Pieces, ends: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:
     last = pieces.described.last
     if last is None or last[0] != form:
         last = pieces.described.last = form, _places(pieces, ends)
-    found: tuple[Mask, Ints] | None = last[1]
-    return found
+    known: tuple[Mask, Ints] | None = last[1]
+    return known
 
 
 def _places(pieces: Pieces, bases: tuple[Ints, Ints]) -> tuple[Mask, Ints] | None:

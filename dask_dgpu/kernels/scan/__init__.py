@@ -27,9 +27,9 @@ def _running(function: Any, x: Array, axis: int | None, dtype: Any) -> Array:
         from dask_dgpu.kernels.scan.cuda import scanned
 
         wanted = function(np.ones(0, x.dtype), dtype=dtype).dtype
-        found = scanned("+" if function is np.cumsum else "*", x, axis % x.ndim, wanted)
-        if found is not None:
-            return found
+        result = scanned("+" if function is np.cumsum else "*", x, axis % x.ndim, wanted)
+        if result is not None:
+            return result
     return function(x, axis=axis, dtype=dtype)
 
 

@@ -73,9 +73,9 @@ def sweeps_cuda(
     """Sweep back and forth between two arrays; as ``stencil.sweeps`` does."""
     together = sweeps_at_once("cuda", taps)
     u, out, turned = source, target, False
-    for at in range(0, len(regions), together):
-        several = regions[at : at + together]
-        measured = change if at + together >= len(regions) else None
+    for i in range(0, len(regions), together):
+        several = regions[i : i + together]
+        measured = change if i + together >= len(regions) else None
         if len(several) > 1:
             march(out, u, taps, several, added, measured)
         else:

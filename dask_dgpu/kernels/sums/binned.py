@@ -132,7 +132,7 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
     special = np.zeros(shape, np.uint8)
     most = max(special[target].size for target, _ in steps)
     scratch = np.zeros(most * LIMBS, np.int64)
-    found = []
+    sums = []
     for target, walks in steps:
         marks, used = special[target], np.array([LIMBS, 0])
         limbs = scratch[: marks.size * LIMBS].reshape(*marks.shape, LIMBS)
@@ -140,11 +140,11 @@ def _on_host(block: Array, axes: Sequence[int]) -> Binned:
             add_binned(flat, limbs, used, marks, *walk)
         first, end = used.tolist()
         touched = limbs[..., first:end]
-        found.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))
+        sums.append(Binned.of(first, np.moveaxis(touched, -1, 0), marks))
         touched[...] = 0
-    low, high = limb_range(found)
+    low, high = limb_range(sums)
     limbs = np.zeros((high - low, *shape), np.int64)
-    for (target, _), part in zip(steps, found, strict=True):
+    for (target, _), part in zip(steps, sums, strict=True):
         limbs[(part.place(low), *target)] = part.limbs
     return Binned(low, form.restored(limbs, 1), form.restored(special))
 
@@ -170,8 +170,8 @@ def stored(low: int, limbs: Sequence[Array], special: Array) -> Binned:
     special = _placed(special, special.size)
     if not len(limbs):
         return Binned(0, np.zeros((0, *special.shape), np.int64, like=special), special)
-    found = _placed(np.stack(limbs), special.size)
-    return (Binned.of if isinstance(found, np.ndarray) else Binned)(low, found, special)
+    whole = _placed(np.stack(limbs), special.size)
+    return (Binned.of if isinstance(whole, np.ndarray) else Binned)(low, whole, special)
 
 
 def _placed(array: Array, sums: int) -> Array:
@@ -185,13 +185,13 @@ def carried(*limbs: Array) -> list[Array]:
 
     Limbs may be traced; there is at least one.
     """
-    found = [limbs[0] & MASK]
+    digits = [limbs[0] & MASK]
     carry = limbs[0] >> BITS
     for limb in limbs[1:]:
         whole = limb + carry
-        found.append(whole & MASK)
+        digits.append(whole & MASK)
         carry = whole >> BITS
-    return [*found, carry]
+    return [*digits, carry]
 
 
 def _rounded(special: Array, *limbs: Array, low: int, dtype: str) -> list[Array]:
@@ -205,12 +205,12 @@ def _rounded(special: Array, *limbs: Array, low: int, dtype: str) -> list[Array]
     whole = [zero, zero, *carried(*(np.where(negative, -limb, limb) for limb in signed))]
     one = two = three = rest = below = zero  # the highest limbs in use, and all others
     scale: Array = 1.0
-    for at, here in enumerate(whole[2:]):
+    for i, here in enumerate(whole[2:]):
         used = here != 0
-        one, two = np.where(used, here, one), np.where(used, whole[at + 1], two)
-        three, rest = np.where(used, whole[at], three), np.where(used, below, rest)
-        scale = np.where(used, np.ldexp(1.0, BITS * (low + at) + LOWEST), scale)
-        below = below | whole[at]
+        one, two = np.where(used, here, one), np.where(used, whole[i + 1], two)
+        three, rest = np.where(used, whole[i], three), np.where(used, below, rest)
+        scale = np.where(used, np.ldexp(1.0, BITS * (low + i) + LOWEST), scale)
+        below = below | whole[i]
     if dtype == "float64":
         lower = (two & 0xFFFF) << BITS | three | (rest != 0)  # both parts have 48 bits
         wide = (one << 16 | two >> 16).astype("f8") * 2.0**48 + lower.astype("f8")

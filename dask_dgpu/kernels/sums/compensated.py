@@ -145,7 +145,7 @@ def merged(pairs: Sequence[Pair]) -> Pair:
     """Add pairs of one shape by a tree in their order."""
     level = list(pairs)
     while len(level) > 1:
-        level = [_added(*level[at : at + 2]) for at in range(0, len(level), 2)]
+        level = [_added(*level[i : i + 2]) for i in range(0, len(level), 2)]
     return level[0]
 
 

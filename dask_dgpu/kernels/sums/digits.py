@@ -96,7 +96,7 @@ def _split(block: Array, axes: tuple[int, ...], parts: int) -> Binned:
 def _quick(numbers: Array, axes: tuple[int, ...], low: int) -> list[Array]:
     """Return whether all numbers of a sum have their digits in ``QUICK`` limbs, and these."""
     left = numbers.astype("f8")
-    units, sums = [2.0 ** (BITS * (low + at) + LOWEST) for at in range(QUICK)], []
+    units, sums = [2.0 ** (BITS * (low + i) + LOWEST) for i in range(QUICK)], []
     for unit in reversed(units):
         large = 1.5 * 2.0**52 * unit
         part = (left + large) - large
@@ -147,10 +147,10 @@ def _digits(bits: Array, axes: tuple[int, ...], low: int, count: int) -> list[Ar
     rest = mantissa >> (BITS - by)
     parts = (mantissa << by) & MASK, rest & MASK, rest >> BITS
     sums = []
-    for at in range(count):
+    for i in range(count):
         digits: Any = 0
         for further, part in enumerate(parts):
-            digits = np.where(first == at - further, part, digits)
+            digits = np.where(first == i - further, part, digits)
         sums.append(np.sum(digits, axis=axes))
     return sums
 
@@ -158,9 +158,9 @@ def _digits(bits: Array, axes: tuple[int, ...], low: int, count: int) -> list[Ar
 def _flags(bits: Array, axes: tuple[int, ...]) -> list[Array]:
     """Return the flags of sums."""
     infinite, size = FORMATS[bits.dtype.name].infinite, _absolute(bits)
-    found = bits == infinite, (size == infinite) & (bits < 0), size > infinite
+    marks = bits == infinite, (size == infinite) & (bits < 0), size > infinite
     flags = [
-        np.where(np.any(each, axis=axes), np.uint8(flag), np.uint8(0))
-        for flag, each in zip(FLAGS, found, strict=True)
+        np.where(np.any(mark, axis=axes), np.uint8(flag), np.uint8(0))
+        for flag, mark in zip(FLAGS, marks, strict=True)
     ]
     return [flags[0] | flags[1] | flags[2]]

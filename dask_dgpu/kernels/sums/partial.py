@@ -76,21 +76,21 @@ def added(partials: Any, axis: Any = None, keepdims: bool = True) -> Partial:
 
     The combine function. An empty list stands for partial sums that are in others already.
     """
-    found = list(_flat(partials))
-    if not found:
+    parts = list(_flat(partials))
+    if not parts:
         return partials
-    first, *others = found
+    first, *others = parts
     merged: Any = compensated.merged if isinstance(first.sums, Pair) else binned.merged
-    sums = merged([each.sums for each in found]) if others else first.sums
-    return first._replace(sums=sums, count=sum(each.count for each in found))
+    sums = merged([part.sums for part in parts]) if others else first.sums
+    return first._replace(sums=sums, count=sum(part.count for part in parts))
 
 
 def _flat(partials: Any) -> Iterator[Partial]:
     if isinstance(partials, Partial):
         yield partials
     else:
-        for each in partials:
-            yield from _flat(each)
+        for partial in partials:
+            yield from _flat(partial)
 
 
 def finished(

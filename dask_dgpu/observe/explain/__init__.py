@@ -75,10 +75,10 @@ def explain(array: Any, *arrays: Any, measured: bool = False) -> Explanation:
     optimizer = enabled_optimizer()
     if optimizer is None:
         return Explanation(enabled=False)
-    graphs = [each.__dask_graph__() for each in arrays]
+    graphs = [array.__dask_graph__() for array in arrays]
     if not all(isinstance(graph, HighLevelGraph) for graph in graphs):
         return Explanation(enabled=True)
-    keys = list(flatten([each.__dask_keys__() for each in arrays]))
+    keys = list(flatten([array.__dask_keys__() for array in arrays]))
     return _explained(optimizer, HighLevelGraph.merge(*graphs), keys, measured)
 
 
@@ -135,7 +135,7 @@ def _explained(
 def _made(names: Sequence[str]) -> list[Operation]:
     """Return the operations of the gangs that made arrays which exist."""
     return [
-        Operation(steps[-1].name, word, GANG, "", gang=at).with_run(steps)
-        for at, run in enumerate(runs_of(names))
+        Operation(steps[-1].name, word, GANG, "", gang=i).with_run(steps)
+        for i, run in enumerate(runs_of(names))
         for word, steps in run
     ]

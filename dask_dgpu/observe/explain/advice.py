@@ -45,7 +45,7 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
     if facts.workers:
         advice.append("use more workers")
     most = usable(facts, settings) or 0
-    if all(each.peak_bytes <= most for each in lacks.values()):
+    if all(lack.peak_bytes <= most for lack in lacks.values()):
         advice.append("free other results")
     return lacks, " or ".join(advice)
 
@@ -53,9 +53,9 @@ def advised(optimizer: GraphOptimizer, lacks: Lacks, plan: Plan) -> tuple[Lacks,
 def _enough(lacks: Iterable[Lack], settings: Settings, facts: ClusterFacts) -> dict[str, str]:
     """Return the limit and the cap under which all that is lacking may be used, if they change."""
     most: dict[str, int] = {}
-    for each in lacks:
-        found = enough(each.peak_bytes, each.others, facts, settings)
-        for name, nbytes in found._asdict().items():
+    for lack in lacks:
+        least = enough(lack.peak_bytes, lack.others, facts, settings)
+        for name, nbytes in least._asdict().items():
             if nbytes is not None:
                 most[name] = max(nbytes, most.get(name, 0))
     return {name: at_least(nbytes) for name, nbytes in most.items()}

@@ -30,18 +30,20 @@ def drawn(operations: Sequence[Operation]) -> Any:
         node_attr=font | {"shape": "box", "style": "rounded", "fontsize": "11"},
         edge_attr=font | {"fontsize": "10", "color": GREY},
     )
-    names = {each.name for each in operations}
-    for gang in dict.fromkeys(each.gang for each in operations):
+    names = {operation.name for operation in operations}
+    for gang in dict.fromkeys(operation.gang for operation in operations):
         frame = Digraph(None if gang is None else f"cluster_{gang}")
         if gang is not None:
             frame.attr(label=f"gang {gang + 1}", color=BLUE, fontcolor=BLUE, fontname="sans-serif")
-        for each in operations:
-            if each.gang == gang:
-                text = "\n".join(filter(None, (each.operation, each.summary, each.why)))
-                frame.node(each.name, escape(text), color=COLOURS[each.by])
+        for operation in operations:
+            if operation.gang == gang:
+                text = "\n".join(
+                    filter(None, (operation.operation, operation.summary, operation.why))
+                )
+                frame.node(operation.name, escape(text), color=COLOURS[operation.by])
         graph.subgraph(frame)
-    for each in operations:
-        for name in each.inputs:
+    for operation in operations:
+        for name in operation.inputs:
             if name in names:
-                graph.edge(name, each.name, quantity(each.moved_bytes or None, "B"))
+                graph.edge(name, operation.name, quantity(operation.moved_bytes or None, "B"))
     return graph

@@ -109,7 +109,7 @@ class Explanation(Shown):
         """
         return {
             "enabled": self.enabled,
-            "operations": [dict(vars(each)) for each in self.operations],
+            "operations": [dict(vars(operation)) for operation in self.operations],
             "total": None if self.totals is None else asdict(self.totals),
             "rewritten": [piece.facts | _plain(prediction) for piece, prediction in self.rewritten],
             "regions": [
@@ -191,7 +191,7 @@ class Explanation(Shown):
         steps = [step for run in self.runs for step in run]
         if any(step.exposed is None and step.recorded is None for step in steps):
             lines.append("transfers: not measured on GPUs without NCCL")
-        if self.timed and all(each.measured is None for each in self.operations):
+        if self.timed and all(operation.measured is None for operation in self.operations):
             lines.append("measured: no gang has computed this lately")
         return lines
 

@@ -59,15 +59,18 @@ class GangMemory:
             ``"terms"`` of each block; ``"pass_number"`` and ``"passes"``; ``"seconds"``. Bytes are
             those of the part that needs most, transfers and seconds are sums.
         """
-        found, names = self.prediction, ("parts", "host_bytes", "shape", "rows", "terms", "seconds")
-        inputs, steps, workspace = found.peak
-        return {name: getattr(found, name) for name in names} | {
+        prediction, names = (
+            self.prediction,
+            ("parts", "host_bytes", "shape", "rows", "terms", "seconds"),
+        )
+        inputs, steps, workspace = prediction.peak
+        return {name: getattr(prediction, name) for name in names} | {
             "operations": self.operations,
             "input_bytes": inputs,
             "step_bytes": steps,
             "workspace_bytes": workspace,
             "peak_bytes": self.peak_bytes,
-            "received_bytes": found.moved_bytes,
+            "received_bytes": prediction.moved_bytes,
             "pass_number": self.pass_number,
             "passes": self.passes,
         }
@@ -154,9 +157,9 @@ class Memory(Shown):
         headings = (*HEADINGS, *(HOST,) * copies, SECONDS)
         rows = []
         for gang in self.gangs:
-            found = gang.prediction
-            moved = [found.moved_bytes, *[found.host_bytes] * copies]
-            more = [*map(format_bytes, moved), quantity(found.seconds, "s")]
+            prediction = gang.prediction
+            moved = [prediction.moved_bytes, *[prediction.host_bytes] * copies]
+            more = [*map(format_bytes, moved), quantity(prediction.seconds, "s")]
             rows.append([*_names(gang), *_peak(gang), *more])
         empty = [""] * (2 + copies)
         rows += [[gang.operations, LEFT, *_peak(gang), *empty] for gang in self.left]
@@ -177,11 +180,11 @@ class Memory(Shown):
 
 def _names(gang: GangMemory) -> Sequence[str]:
     """Return the operations of a gang, and its parts."""
-    name, found = gang.operations, gang.prediction
+    name, prediction = gang.operations, gang.prediction
     if gang.passes > 1:
         name += f", pass {gang.pass_number} of {gang.passes}"
-    parts = f"{found.parts} of {' x '.join(map(str, found.shape)) or '1'}"
-    return name, f"{parts}, {found.terms} terms each" if found.terms > 1 else parts
+    parts = f"{prediction.parts} of {' x '.join(map(str, prediction.shape)) or '1'}"
+    return name, f"{parts}, {prediction.terms} terms each" if prediction.terms > 1 else parts
 
 
 def _peak(gang: GangMemory) -> Sequence[str]:
@@ -201,7 +204,7 @@ def memory_of(
 
     ``passes`` has the layers of operations that go in passes, and these operations.
     """
-    words = {each.name: each.operation for each in operations}
+    words = {operation.name: operation.operation for operation in operations}
 
     def word(name: str) -> str:
         return words.get(name, label(name))
@@ -228,8 +231,8 @@ def _gangs(
         of = {passes.get(piece.output.name) for piece in region.pieces}
         owners.append(of.pop() if len(of) == 1 else None)
     total, number = Counter(owners), Counter[str | None]()
-    for at, ((_, prediction), owner) in enumerate(zip(regions, owners, strict=True)):
-        counts = Counter(each.operation for each in operations if each.gang == at)
+    for i, ((_, prediction), owner) in enumerate(zip(regions, owners, strict=True)):
+        counts = Counter(operation.operation for operation in operations if operation.gang == i)
         names = [f"{n} x {name}" if n > 1 else name for name, n in counts.items()]
         number[owner] += 1
         place = (1, 1) if owner is None else (number[owner], total[owner])

@@ -17,7 +17,7 @@ from dask_dgpu.planner.decisions import Rewriting, made_by
 from dask_dgpu.planner.predict import NO_MEETING, ONE_PROCESS, LayerCost, Plain, most_received
 from graph_opt.model.layout import counted
 from graph_opt.model.names import LEVEL, label
-from graph_opt.model.reader import OPTED_OUT, DescribedReader, Step
+from graph_opt.model.reader import OPTED_OUT, DescribedReader, OperationLayers
 
 if TYPE_CHECKING:
     from dask_dgpu.runtime.execute import Span
@@ -88,20 +88,20 @@ class Operation:
 
     def with_run(self, steps: Iterable[Span]) -> Operation:
         """Return the operation with the measured values of its steps."""
-        found = list(steps)
-        if not found:
+        spans = list(steps)
+        if not spans:
             return self
-        recordings = (step.recorded for step in found if step.recorded is not None)
+        recordings = (step.recorded for step in spans if step.recorded is not None)
         texts = [f"recorded: {n} steps in {quantity(s, 's')}" for n, s in recordings]
-        texts += filter(None, map(notes, found))
-        own = [step.seconds for step in found if step.recorded is None or step.seconds]
+        texts += filter(None, map(notes, spans))
+        own = [step.seconds for step in spans if step.recorded is None or step.seconds]
         return replace(
             self,
             why="; ".join(filter(None, [self.why, *dict.fromkeys(texts)])),
             measured=known_sum(own),
-            hidden=known_sum(step.hidden for step in found),
-            exposed=known_sum(step.exposed for step in found),
-            sent_bytes=sum(step.sent_bytes for step in found),
+            hidden=known_sum(step.hidden for step in spans),
+            exposed=known_sum(step.exposed for step in spans),
+            sent_bytes=sum(step.sent_bytes for step in spans),
         )
 
 
@@ -124,7 +124,7 @@ class Finder:
         self._readers = reverse_dict(reader.dependencies)
         self._words = {name: step.word for step in reader.steps for name in step.layers}
         self._regions = {
-            name: at for at, (region, _) in enumerate(regions) for name in made_by(region)
+            name: i for i, (region, _) in enumerate(regions) for name in made_by(region)
         }
         works = (work for region, _ in regions for work in region.works)
         self._works = {work.output.name: work.layer for work in works}  # Dask's layers in gangs
@@ -139,11 +139,11 @@ class Finder:
 
     def operations(self) -> list[Operation]:
         """Return all operations, those of a gang together."""
-        found = [*enumerate(map(self._operation, self._reader.steps))]
-        gangs = reversed([(at, each.gang) for at, each in found if each.gang is not None])
+        operations = [*enumerate(map(self._operation, self._reader.steps))]
+        gangs = reversed([(at, each.gang) for at, each in operations if each.gang is not None])
         first: dict[int | None, int] = {gang: at for at, gang in gangs}
-        found.sort(key=lambda pair: first.get(pair[1].gang, pair[0]))
-        return [each for _, each in found]
+        operations.sort(key=lambda pair: first.get(pair[1].gang, pair[0]))
+        return [each for _, each in operations]
 
     def _computed_by(self, name: str) -> str:
         """Return the layer of the rewritten graph, or of a gang, that computes a layer."""
@@ -151,7 +151,7 @@ class Finder:
             name = min(self._readers[name])
         return name
 
-    def _operation(self, step: Step) -> Operation:
+    def _operation(self, step: OperationLayers) -> Operation:
         target = self._computed_by(step.name)
         piece, node, summary = self._pieces.get(step.name), step.node, ""
         if piece is not None:
@@ -171,16 +171,16 @@ class Finder:
                 return replace(plain, by=FUSED, why=self._kernel(step, name), **costs)
         return replace(plain, why=self._reason(step, target), **costs)
 
-    def _in_gang(self, plain: Operation, step: Step, target: str) -> Operation:
+    def _in_gang(self, plain: Operation, step: OperationLayers, target: str) -> Operation:
         at = self._regions[target]
         _, prediction = self._rewriting.regions[at]
         labels = {label(name) for name in step.layers}
-        known = [each for each in prediction.steps if LEVEL.sub("", each.name) in labels]
+        known = [step for step in prediction.steps if LEVEL.sub("", step.name) in labels]
         if not known:
             return replace(plain, by=GANG, why=self._joined(step, target), gang=at)
         peaks = [each.peak_bytes for each in known if each.peak_bytes is not None]
         moved = most_received(known)
-        found = replace(
+        operation = replace(
             plain,
             by=GANG,
             why=", then ".join(dict.fromkeys(each.text for each in known if each.text)) or LOCAL,
@@ -189,16 +189,18 @@ class Finder:
             moved_bytes=moved if moved or peaks else None,
             peak_bytes=max(peaks, default=None),
         )
-        return found.with_run(each for each in self._runs[at] if LEVEL.sub("", each.name) in labels)
+        return operation.with_run(
+            run for run in self._runs[at] if LEVEL.sub("", run.name) in labels
+        )
 
-    def _calls_others(self, step: Step) -> bool:
+    def _calls_others(self, step: OperationLayers) -> bool:
         """Whether an operation calls a function of the user, which no kernel has."""
         return any(map(self._reader.calls_users, step.layers))
 
     def _is_kernel(self, layer: Any) -> bool:
         return layer is not None and self._reader.is_kernel(layer)
 
-    def _joined(self, step: Step, target: str) -> str:
+    def _joined(self, step: OperationLayers, target: str) -> str:
         """Return how another operation computes this one."""
         with_it = self._words.get(target, "others")
         if self._calls_others(step):
@@ -206,20 +208,20 @@ class Finder:
         layer = self._works.get(target, self._layers.get(target))
         return f"in one {'kernel' if self._is_kernel(layer) else 'task'} with {with_it}"
 
-    def _kernel(self, step: Step, target: str) -> str:
+    def _kernel(self, step: OperationLayers, target: str) -> str:
         if target in step.layers:
             kernel = f"one kernel for {counted(self._sizes[target], 'operation')}"
             return kernel if target == step.name else f"{kernel}, then Dask"
         return self._joined(step, target)
 
-    def _costs(self, step: Step) -> dict[str, Any]:
+    def _costs(self, step: OperationLayers) -> dict[str, Any]:
         outside = self._outside.layers
         known = [outside[name] for name in step.layers if name in outside]
         if not known:
             return {"tasks": 0}
         return {name: sum(getattr(each, name) for each in known) for name in LayerCost._fields}
 
-    def _reason(self, step: Step, target: str) -> str:
+    def _reason(self, step: OperationLayers, target: str) -> str:
         """Return why Dask computes an operation."""
         given = [self._reasons[name] for name in (*step.layers, target) if name in self._reasons]
         fault = self._reader.fault(step)

@@ -27,8 +27,8 @@ def last_runs(regions: Iterable[Region]) -> tuple[tuple[Span, ...], ...]:
 
 def runs_of(names: Collection[str]) -> list[list[tuple[str, list[Span]]]]:
     """Return the last runs that made arrays with these names: users' words, each with its steps."""
-    found: list[Any] = _ask("made", [sorted(names)])[0]
-    return found
+    records: list[Any] = _ask("made", [sorted(names)])[0]
+    return records
 
 
 def _ask(method: str, arguments: list[Any]) -> list[Any]:
@@ -36,8 +36,8 @@ def _ask(method: str, arguments: list[Any]) -> list[Any]:
     client = current_client()
     if client is None:
         raise ValueError("expected measured to be False without a client, got True")
-    found: list[Any] = client.run_on_scheduler(_records, method=method, arguments=arguments)
-    return found
+    answers: list[Any] = client.run_on_scheduler(_records, method=method, arguments=arguments)
+    return answers
 
 
 def _records(method: str, arguments: list[Any], dask_scheduler: Scheduler) -> list[Any]:
@@ -47,8 +47,8 @@ def _records(method: str, arguments: list[Any], dask_scheduler: Scheduler) -> li
 
 def sent_of(step: Span) -> Sent | None:
     """Return what a product with another form of messages has sent, None for other steps."""
-    found = None if step.detail is None else pickle.loads(step.detail)
-    return found if isinstance(found, Sent) else None
+    sent = None if step.detail is None else pickle.loads(step.detail)
+    return sent if isinstance(sent, Sent) else None
 
 
 def notes(step: Span) -> str:

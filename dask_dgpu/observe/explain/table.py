@@ -65,7 +65,9 @@ def table_of(
     """
     lines = [*_lines(operations, gangs)]
     if totals is not None:
-        lines.append(("", _total(totals, gangs, known_sum(each.measured for each in operations))))
+        lines.append(
+            ("", _total(totals, gangs, known_sum(operation.measured for operation in operations)))
+        )
     longest = max((s for _, each in lines for s in (each.seconds, each.measured) if s), default=1.0)
     headings = [*TEXTS, *(PREDICTED if _is_predicted(totals) else ())]
     headings += MEASURED if measured else ()
@@ -92,7 +94,7 @@ def _lines(
     operations: Sequence[Operation], gangs: Sequence[Prediction]
 ) -> Iterator[tuple[str, Operation]]:
     """Yield the rows with their indents; those of several operations follow one of their gang."""
-    members, before = Counter(each.gang for each in operations), None
+    members, before = Counter(operation.gang for operation in operations), None
     for each in _folded(operations):
         number = each.gang
         if number is None or number >= len(gangs):  # one that is only known by its last run
@@ -112,7 +114,10 @@ def _lines(
 
 def _folded(operations: Sequence[Operation]) -> Iterator[Operation]:
     """Yield operations; those of a loop of more than ``MOST_ALIKE`` iterations become one body."""
-    keys = [(each.operation, each.by, each.why, each.gang) for each in operations]
+    keys = [
+        (operation.operation, operation.by, operation.why, operation.gang)
+        for operation in operations
+    ]
     at = 0
     while at < len(keys):
         length, times = _loop(keys, at)
@@ -148,8 +153,8 @@ def _total(totals: Totals, gangs: Sequence[Prediction], measured: float | None) 
         "",
         _plain(totals),
         tasks=totals.tasks,
-        moved_bytes=sum(each.moved_bytes for each in gangs) or None,
-        peak_bytes=max((each.peak_bytes for each in gangs), default=None),
+        moved_bytes=sum(gang.moved_bytes for gang in gangs) or None,
+        peak_bytes=max((gang.peak_bytes for gang in gangs), default=None),
         seconds=totals.seconds,
         measured=measured,
     )

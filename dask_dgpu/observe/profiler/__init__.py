@@ -13,7 +13,7 @@ from dask_dgpu.errors import DgpuError
 from dask_dgpu.observe.profiler.sources import ClusterSource, LocalSource
 from dask_dgpu.observe.profiler.table import ProfileTable, plain
 from dask_dgpu.observe.profiler.timeline import Timeline, write_trace
-from dask_dgpu.runtime.recording import Found
+from dask_dgpu.runtime.recording import Profile
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -72,7 +72,7 @@ class Profiler:
             check_client("client", client)
         self._client = client
         self._source: ClusterSource | LocalSource | None = None
-        self._found: Found | None = None
+        self._profile: Profile | None = None
 
     def __enter__(self) -> Self:
         """Begin to record."""
@@ -82,7 +82,7 @@ class Profiler:
         source: ClusterSource | LocalSource
         source = LocalSource() if client is None else ClusterSource(client)
         source.start()
-        self._source, self._found = source, None
+        self._source, self._profile = source, None
         return self
 
     def __exit__(
@@ -95,7 +95,7 @@ class Profiler:
         source, self._source = self._source, None
         assert source is not None
         try:
-            self._found = source.found(end=True)
+            self._profile = source.profile(end=True)
         except Exception:
             if error is None:
                 raise
@@ -147,22 +147,22 @@ class Profiler:
 
     def __str__(self) -> str:
         """Return the table as text, or say that there is none yet."""
-        return str(self.table()) if self._source or self._found else "a profiler before its block"
+        return str(self.table()) if self._source or self._profile else "a profiler before its block"
 
     def __repr__(self) -> str:
         """Return the text, for a prompt shows this."""
         return str(self)
 
     def _repr_html_(self) -> str:
-        if self._source is None and self._found is None:
+        if self._source is None and self._profile is None:
             return f"<p>{self}</p>"
-        found = self._record()
-        return ProfileTable(found)._repr_html_() + Timeline(found)._repr_html_()
+        record = self._record()
+        return ProfileTable(record)._repr_html_() + Timeline(record)._repr_html_()
 
-    def _record(self) -> Found:
+    def _record(self) -> Profile:
         """Return the record of the last block, or of the present one so far."""
         if self._source is not None:
-            return self._source.found(end=False)
-        if self._found is None:
+            return self._source.profile(end=False)
+        if self._profile is None:
             raise DgpuError("expected a profiler with a record, got one without: use it as `with`")
-        return self._found
+        return self._profile

@@ -11,7 +11,7 @@ from dask.utils import key_split
 
 from dask_dgpu.errors import DgpuError
 from dask_dgpu.runtime import tasks
-from dask_dgpu.runtime.recording import Found, Recording
+from dask_dgpu.runtime.recording import Profile, Recording
 from graph_opt.model.names import is_gang, serves
 
 if TYPE_CHECKING:
@@ -36,16 +36,16 @@ class ClusterSource:
 
         self._client.register_plugin(Recorder(self._name, self._client.id))
 
-    def found(self, end: bool) -> Found:
+    def profile(self, end: bool) -> Profile:
         """Return what was recorded so far; ``end`` ends the record."""
         from dask_dgpu.runtime.scheduler.records import recorded
 
-        found: Found | None = None
+        profile: Profile | None = None
         if self._client.status == "running":
-            found = self._client.run_on_scheduler(recorded, name=self._name, end=end)
-        if found is None:
+            profile = self._client.run_on_scheduler(recorded, name=self._name, end=end)
+        if profile is None:
             raise DgpuError("the record of the profiler is lost: its client was closed")
-        return found
+        return profile
 
 
 class LocalSource:
@@ -62,12 +62,14 @@ class LocalSource:
         self._tasks.register()
         tasks.recordings.append(self._recording)
 
-    def found(self, end: bool) -> Found:
+    def profile(self, end: bool) -> Profile:
         """Return what was recorded so far; ``end`` ends the record."""
         if end:
-            tasks.recordings[:] = [each for each in tasks.recordings if each is not self._recording]
+            tasks.recordings[:] = [
+                recording for recording in tasks.recordings if recording is not self._recording
+            ]
             self._tasks.unregister()
-        return self._recording.found(self._began, time(), {}, len(self._tasks.begun))
+        return self._recording.profile(self._began, time(), {}, len(self._tasks.begun))
 
 
 class _Tasks(Callback):

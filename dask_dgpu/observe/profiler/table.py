@@ -7,7 +7,7 @@ from math import isnan
 from typing import Any
 
 from dask_dgpu.cost.table import Rows, Shown, quantity
-from dask_dgpu.runtime.recording import Found, Row
+from dask_dgpu.runtime.recording import Profile, Row
 from graph_opt.model.layout import counted
 
 WIDTH = 120
@@ -23,7 +23,7 @@ class ProfileTable(Shown):
 
     Parameters
     ----------
-    found : Found
+    profile : Profile
         The record.
 
     Notes
@@ -33,10 +33,10 @@ class ProfileTable(Shown):
     threads. Rates are those of a rank, in percent of the rate that was measured on this cluster.
     """
 
-    found: Found
+    profile: Profile
 
     def _rows(self) -> Rows:
-        rows = sorted(self.found.rows, key=lambda row: -row.seconds)
+        rows = sorted(self.profile.rows, key=lambda row: -row.seconds)
         dense = any(row.dense_bytes > row.sent_bytes for row in rows)
         headings = ["operation", "by", "calls", "seconds", "compute", "transfer", "wait", "sent"]
         headings += [*(["dense"] if dense else []), "GB/s", "TFLOP/s"]
@@ -44,14 +44,14 @@ class ProfileTable(Shown):
         return Rows(self._title(), headings, cells, WIDTH + 10 * dense)
 
     def _title(self) -> str:
-        found = self.found
-        sent = sum(row.sent_bytes for row in found.rows if not isnan(row.sent_bytes))
+        profile = self.profile
+        sent = sum(row.sent_bytes for row in profile.rows if not isnan(row.sent_bytes))
         title = (
-            f"{quantity(found.stop - found.start, 's')}: {counted(found.gangs, 'gang')}, "
-            f"{counted(found.tasks, 'task')} of Dask, {quantity(sent, 'B')} sent"
+            f"{quantity(profile.stop - profile.start, 's')}: {counted(profile.gangs, 'gang')}, "
+            f"{counted(profile.tasks, 'task')} of Dask, {quantity(sent, 'B')} sent"
         )
-        if found.running:
-            title += f"; {found.running} still running, which do not count"
+        if profile.running:
+            title += f"; {profile.running} still running, which do not count"
         return title
 
 
@@ -88,21 +88,21 @@ def _facts(row: Row) -> dict[str, Any]:
     }
 
 
-def plain(found: Found) -> dict[str, Any]:
+def plain(profile: Profile) -> dict[str, Any]:
     """Return a record as plain values."""
     events = []
-    for event in found.events:
-        facts = event._asdict() | {"lane": found.lanes[event.lane], "wait": _known(event.wait)}
-        facts |= {"start": event.start - found.start, "stop": event.stop - found.start}
+    for event in profile.events:
+        facts = event._asdict() | {"lane": profile.lanes[event.lane], "wait": _known(event.wait)}
+        facts |= {"start": event.start - profile.start, "stop": event.stop - profile.start}
         events.append(facts)
     return {
-        "seconds": found.stop - found.start,
-        "gangs": found.gangs,
-        "tasks": found.tasks,
-        "running": found.running,
-        "rows": [_facts(row) for row in found.rows],
+        "seconds": profile.stop - profile.start,
+        "gangs": profile.gangs,
+        "tasks": profile.tasks,
+        "running": profile.running,
+        "rows": [_facts(row) for row in profile.rows],
         "events": events,
-        "dropped": found.dropped,
+        "dropped": profile.dropped,
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from dask_dgpu.arguments import expected
 from dask_dgpu.errors import DgpuError
-from dask_dgpu.runtime.recording import GANG, TRANSFERS, Event, Found
+from dask_dgpu.runtime.recording import GANG, TRANSFERS, Event, Profile
 from graph_opt.model.layout import counted
 
 COLOURS = (
@@ -34,7 +34,7 @@ class Timeline:
 
     Parameters
     ----------
-    found : Found
+    profile : Profile
         The record.
 
     Notes
@@ -44,7 +44,7 @@ class Timeline:
     that waited for transfers; it is not known when within the step.
     """
 
-    found: Found
+    profile: Profile
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the timeline to a page.
@@ -97,7 +97,9 @@ class Timeline:
 
     def __str__(self) -> str:
         """Say what there is to see."""
-        return f"timeline of {counted(len(self.found.events), 'event')}; save() writes it to a file"
+        return (
+            f"timeline of {counted(len(self.profile.events), 'event')}; save() writes it to a file"
+        )
 
     def __repr__(self) -> str:
         """Return the text, for a prompt shows this."""
@@ -106,7 +108,7 @@ class Timeline:
     def _colours(self) -> dict[str, str]:
         """Return the colour of each operation, those with most time first."""
         seconds = Counter[str]()
-        for event in self.found.events:
+        for event in self.profile.events:
             seconds[event.operation] += event.stop - event.start  # type: ignore[assignment]
         names = [name for name, _ in seconds.most_common()]
         return dict(zip_longest(names, COLOURS[: len(names)], fillvalue=OTHERS))
@@ -120,7 +122,7 @@ class Timeline:
             raise DgpuError(
                 "expected matplotlib to be installed to draw a timeline: pip install matplotlib"
             ) from error
-        tracks, colours, begin = list(_tracks(self.found)), self._colours(), self.found.start
+        tracks, colours, begin = list(_tracks(self.profile)), self._colours(), self.profile.start
         figure = Figure(figsize=(12, 1.4 + 0.3 * len(tracks)), dpi=150, layout="constrained")
         axes = figure.subplots()
         for row, (_, _, events) in enumerate(tracks):
@@ -133,12 +135,12 @@ class Timeline:
                 if event.wait > 0
             ]
             axes.broken_barh(waits, (row + 0.25, 0.15), facecolor=WAIT, rasterized=True)
-        axes.set(xlim=(0, max(self.found.stop - begin, 1e-9)), ylim=(len(tracks) - 0.5, -0.5))
-        names = [f"{self.found.lanes[lane]}, {name}" for lane, name, _ in tracks]
+        axes.set(xlim=(0, max(self.profile.stop - begin, 1e-9)), ylim=(len(tracks) - 0.5, -0.5))
+        names = [f"{self.profile.lanes[lane]}, {name}" for lane, name, _ in tracks]
         axes.set_yticks(range(len(tracks)), names)
         caption = "seconds; dark bars: the share of a step that waited for transfers"
-        if self.found.dropped:
-            caption += f"; {self.found.dropped} late events are not drawn"
+        if self.profile.dropped:
+            caption += f"; {self.profile.dropped} late events are not drawn"
         axes.set_xlabel(caption, color=TEXT)
         axes.tick_params(colors=TEXT)
         axes.spines[:].set_visible(False)
@@ -148,23 +150,23 @@ class Timeline:
         return figure
 
 
-def write_trace(found: Found, path: str | PathLike[str]) -> None:
+def write_trace(profile: Profile, path: str | PathLike[str]) -> None:
     """Write a record in Chrome's trace format, which Perfetto opens; times are microseconds."""
-    trace = {"traceEvents": list(_entries(found)), "displayTimeUnit": "ms"}
+    trace = {"traceEvents": list(_entries(profile)), "displayTimeUnit": "ms"}
     Path(path).write_text(json.dumps(trace))
 
 
-def _entries(found: Found) -> Iterator[dict[str, Any]]:
+def _entries(profile: Profile) -> Iterator[dict[str, Any]]:
     """Yield entries: a process is a worker, and a thread a track."""
-    processes, numbers = {lane: at for at, lane in enumerate(found.lanes)}, count()
+    processes, numbers = {lane: i for i, lane in enumerate(profile.lanes)}, count()
     for lane, process in processes.items():
-        yield _named("process_name", process, 0, found.lanes[lane])
-    for thread, (lane, name, events) in enumerate(_tracks(found), 1):
+        yield _named("process_name", process, 0, profile.lanes[lane])
+    for thread, (lane, name, events) in enumerate(_tracks(profile), 1):
         yield _named("thread_name", processes[lane], thread, name)
         for event in events:
             kind = event.track if event.track in (GANG, TRANSFERS) else "task"
             entry = {"pid": processes[lane], "tid": thread, "name": event.operation, "cat": kind}
-            begin, stop = ((at - found.start) * 1e6 for at in (event.start, event.stop))
+            begin, stop = ((at - profile.start) * 1e6 for at in (event.start, event.stop))
             if event.track == TRANSFERS:  # they overlap, and events of a thread must not
                 number = next(numbers)
                 yield entry | {"ph": "b", "ts": begin, "id": number}
@@ -176,14 +178,14 @@ def _entries(found: Found) -> Iterator[dict[str, Any]]:
             yield entry | {"ph": "X", "ts": begin, "dur": stop - begin, "args": facts}
 
 
-def _tracks(found: Found) -> Iterator[tuple[str, str, list[Event]]]:
+def _tracks(profile: Profile) -> Iterator[tuple[str, str, list[Event]]]:
     """Yield each track's lane, name and events; of a lane those of gangs first, transfers last."""
-    lanes, kinds, threads = list(found.lanes), {GANG: 0, TRANSFERS: 2}, Counter[str]()
+    lanes, kinds, threads = list(profile.lanes), {GANG: 0, TRANSFERS: 2}, Counter[str]()
 
     def place(event: Event) -> tuple[int, int, str]:
         return lanes.index(event.lane), kinds.get(event.track, 1), event.track
 
-    for (at, kind, track), events in groupby(sorted(found.events, key=place), place):
+    for (at, kind, track), events in groupby(sorted(profile.events, key=place), place):
         threads[lanes[at]] += kind == 1  # their identifiers are long numbers
         yield lanes[at], f"thread {threads[lanes[at]]}" if kind == 1 else track, list(events)
 

@@ -131,12 +131,12 @@ class Launches:
 
         They wait no more.
         """
-        found = list(self.waiting.get(key, ()))
-        for run in found:  # which grows
+        runs = list(self.waiting.get(key, ()))
+        for run in runs:  # which grows
             self._wait_no_more(run)
             for out in self._outs(run):
-                found += [each for each in self.waiting.get(out.key, ()) if each not in found]
-        return found
+                runs += [each for each in self.waiting.get(out.key, ()) if each not in runs]
+        return runs
 
     def _wait_no_more(self, run: Run) -> None:
         for key in run.missing:
@@ -273,11 +273,11 @@ def ready(
         if ts.state != "released" or ts in seen:
             continue
         seen.add(ts)
-        found = _staged(scheduler, ts, runs) if is_gang(ts.key) else None
-        if found is None:
+        gang = _staged(scheduler, ts, runs) if is_gang(ts.key) else None
+        if gang is None:
             waiting += ts.dependencies
         else:
-            launch, staged, missing = found
+            launch, staged, missing = gang
             yield Run(ts.key, next(run_ids), launch, staged, missing=missing)
 
 
@@ -399,12 +399,12 @@ def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:
 
     Without those that do more than to return the block.
     """
-    found: dict[str, list[tuple[Key, Key]]] = {}
+    outs: dict[str, list[tuple[Key, Key]]] = {}
     for out in scheduler.tasks[run.key].dependents:
         if out.state == "waiting" and is_out(out):
             block = block_of(out)
-            found.setdefault(run.worker_of(block), []).append((block, out.key))
-    return found
+            outs.setdefault(run.worker_of(block), []).append((block, out.key))
+    return outs
 
 
 class NewArrays:
@@ -435,16 +435,16 @@ class NewArrays:
         Place ``stage`` tasks of these gangs too, if they hold their blocks.
         """
         names, self._expected = self._expected, set()
-        found: defaultdict[str, list[Key]] = defaultdict(list)
+        places: defaultdict[str, list[Key]] = defaultdict(list)
         for key in keys:
             if isinstance(key, tuple) and len(key) > 1 and key[0] in names:
-                found[key[0]].append(key)
+                places[key[0]].append(key)
         stages = [stage for gang in gangs for stage in self.scheduler.tasks[gang].dependencies]
         held: list[Key] = [stage.key for stage in stages if not stage.dependencies]
         for key in held:
-            found[key[0]].append(key)
+            places[key[0]].append(key)
         workers = list(self.scheduler.workers)
-        for blocks in found.values() if workers else ():
+        for blocks in places.values() if workers else ():
             for key, rank in zip(sorted(blocks), dealt(len(blocks), len(workers)), strict=True):
                 for ts in _chain(self.scheduler.tasks[key]):
                     prefer(self.scheduler, ts, workers[rank], loose=True)

@@ -153,12 +153,12 @@ class GangSchedulerPlugin(SchedulerPlugin):
         """Gather results as Dask does, but numbers of gangs without their workers."""
         known = {key: self.numbers[key] for key in keys if key in self.numbers}
         left = [key for key in keys if key not in known]
-        found: Any = {"status": "OK", "data": {}}
+        answer: Any = {"status": "OK", "data": {}}
         if left:
-            found = await self.scheduler.gather(left, serializers)
-        if found["status"] == "OK":
-            found["data"] |= known
-        return found
+            answer = await self.scheduler.gather(left, serializers)
+        if answer["status"] == "OK":
+            answer["data"] |= known
+        return answer
 
     # reports of ranks
 
@@ -183,8 +183,8 @@ class GangSchedulerPlugin(SchedulerPlugin):
             if not run.awaited:
                 run.end("finished")
                 hand_over(self.scheduler, run)
-                found = {key: self.scheduler.tasks.get(key) for key in run.numbers}
-                in_memory = [key for key, ts in found.items() if ts and ts.state == "memory"]
+                tasks = {key: self.scheduler.tasks.get(key) for key in run.numbers}
+                in_memory = [key for key, ts in tasks.items() if ts and ts.state == "memory"]
                 self.numbers |= {key: run.numbers[key] for key in in_memory}
                 self.records.add(run)  # the client has the answer already
 

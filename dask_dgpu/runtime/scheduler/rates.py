@@ -136,11 +136,11 @@ class Rates:
         self, measure: Callable[..., Awaitable[Figures]], *arguments: Any
     ) -> Figures:
         """Measure until no task ran at the end: whatever disturbs a measurement makes it slower."""
-        found = await measure(*arguments)
+        figures = await measure(*arguments)
         while self._busy():
             await self._idle()
-            found = await measure(*arguments)
-        return found
+            figures = await measure(*arguments)
+        return figures
 
     async def _idle(self) -> None:
         """Return when no task has run for some time."""
@@ -176,11 +176,11 @@ def slowest(answers: Iterable[Figures]) -> Figures:
 
     A rank alone on its host lacks the figures within a host.
     """
-    found: Figures = {}
+    figures: Figures = {}
     for name, value in chain.from_iterable(answer.items() for answer in answers):
         worse = max if name.endswith(("seconds", "latency")) else min
-        found[name] = worse(value, found.get(name, value))
-    return found
+        figures[name] = worse(value, figures.get(name, value))
+    return figures
 
 
 async def _dask(scheduler: Scheduler, device: str) -> Figures:
@@ -200,9 +200,9 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
         Tasks that read nothing, or few blocks, would wait in the scheduler for a free thread.
         """
         blocks, name = (f"{MEASUREMENT}-{uuid4().hex}" for _ in range(2))
-        graph: dict[Any, Any] = {(blocks, at): (_nothing, at) for at in range(BLOCKS)}
-        graph |= {(name, at): (_nothing, (blocks, at % BLOCKS)) for at in range(count)}
-        graph[name] = (_nothing, [(name, at) for at in range(count)])
+        graph: dict[Any, Any] = {(blocks, i): (_nothing, i) for i in range(BLOCKS)}
+        graph |= {(name, i): (_nothing, (blocks, i % BLOCKS)) for i in range(count)}
+        graph[name] = (_nothing, [(name, i) for i in range(count)])
         return client.get(graph, [name], sync=False)
 
     def on(at: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -211,8 +211,8 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
 
     def hops(count: int) -> list[Future[Any]]:
         last = on(0, _nothing, 0)
-        for at in range(count):
-            last = on(at + 1, _nothing, last)
+        for i in range(count):
+            last = on(i + 1, _nothing, last)
         return [last]
 
     async def done(futures: list[Future[Any]]) -> float:
@@ -231,9 +231,9 @@ async def _dask_figures(client: Client, workers: list[str], device: str) -> Figu
     if len(workers) > 1:
         times = []
         for _ in range(REPETITIONS):  # with new blocks: workers keep those that they received
-            blocks = [on(at, _block, BLOCK_BYTES[device], device) for at in range(len(workers))]
+            blocks = [on(i, _block, BLOCK_BYTES[device], device) for i in range(len(workers))]
             await done(blocks)
-            moved = [on(at + 1, _nothing, block) for at, block in enumerate(blocks)]
+            moved = [on(i + 1, _nothing, block) for i, block in enumerate(blocks)]
             times.append(await done(moved))
         figures["dask_bandwidth"] = BLOCK_BYTES[device] / max(min(times) - one, 1e-6)
     return figures

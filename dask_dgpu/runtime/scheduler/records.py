@@ -17,7 +17,7 @@ from distributed.diagnostics.task_stream import TaskStreamPlugin
 from dask_dgpu.runtime import tasks
 from dask_dgpu.runtime.execute import Span
 from dask_dgpu.runtime.program import Launch
-from dask_dgpu.runtime.recording import Found, Recording, words_of
+from dask_dgpu.runtime.recording import Profile, Recording, words_of
 from dask_dgpu.runtime.scheduler.states import MEASUREMENT, RUNS
 from graph_opt.dask_graph.internals import Task
 from graph_opt.model.names import is_gang, label
@@ -84,8 +84,10 @@ class Records:
 
     def last(self, wanted: Wanted) -> tuple[Span, ...]:
         """Return the steps of the last run for these blocks, if they are kept."""
-        found = [record for record in self._records.values() if _has(record.launch.outputs, wanted)]
-        return found[-1].steps if found else ()
+        records = [
+            record for record in self._records.values() if _has(record.launch.outputs, wanted)
+        ]
+        return records[-1].steps if records else ()
 
     def made(self, names: Collection[str]) -> list[list[tuple[str, list[Span]]]]:
         """Return the last runs that made arrays of these names: users' words, each with its steps.
@@ -103,19 +105,19 @@ class Records:
 
     def detail(self, output: str) -> bytes | None:
         """Return the detail of the last operation with this output, if it is kept."""
-        found = [record.details.get(output) for record in self._records.values()]
-        return next(filter(None, reversed(found)), None)
+        details = [record.details.get(output) for record in self._records.values()]
+        return next(filter(None, reversed(details)), None)
 
 
 def _by_operation(record: _Record) -> list[tuple[str, list[Span]]]:
     launch, steps = record.launch, record.steps
     known = launch.operations or [(word, -1) for word in words_of(launch)]
-    found: dict[tuple[str, int], tuple[str, list[Span]]] = {}
-    for at, ((word, number), step) in enumerate(zip(known, steps, strict=False)):
-        key = (word, number) if number >= 0 else (word, -1 - at)
-        _, before = found.pop(key, (word, []))
-        found[key] = word, [*before, step]
-    return list(found.values())
+    operations: dict[tuple[str, int], tuple[str, list[Span]]] = {}
+    for i, ((word, number), step) in enumerate(zip(known, steps, strict=False)):
+        key = (word, number) if number >= 0 else (word, -1 - i)
+        _, before = operations.pop(key, (word, []))
+        operations[key] = word, [*before, step]
+    return list(operations.values())
 
 
 def _has(made: Wanted, wanted: Wanted) -> bool:
@@ -187,7 +189,7 @@ def recorders(scheduler: Scheduler) -> list[Recorder]:
     return [plugin for plugin in scheduler.plugins.values() if isinstance(plugin, Recorder)]
 
 
-def recorded(name: str, end: bool, dask_scheduler: Scheduler) -> Found | None:
+def recorded(name: str, end: bool, dask_scheduler: Scheduler) -> Profile | None:
     """Return what a recorder has recorded, ``None`` without it; ``end`` removes it."""
     recorder: Any = dask_scheduler.plugins.get(name)
     if recorder is None:
@@ -199,8 +201,8 @@ def recorded(name: str, end: bool, dask_scheduler: Scheduler) -> Found | None:
     ordered = sorted(names.items(), key=lambda named: (len(named[1]), named[1]))  # 9 before 10
     lanes = {address: f"worker {name}" for address, name in ordered}
     running = sum(len(state.processing) for state in workers.values())
-    found: Found = recorder.recording.found(recorder.began, time(), lanes, running)
-    return found
+    recording: Profile = recorder.recording.profile(recorder.began, time(), lanes, running)
+    return recording
 
 
 def _operation(task: TaskState) -> str:

@@ -59,7 +59,7 @@ def by_host(members: Iterable[str]) -> tuple[str, ...]:
     hosts: dict[str, list[str]] = {}
     for member in members:
         hosts.setdefault(host_in(member), []).append(member)
-    return tuple(member for found in hosts.values() for member in found)
+    return tuple(member for members in hosts.values() for member in members)
 
 
 @lru_cache(maxsize=64)
@@ -102,14 +102,14 @@ class Planned:
         if hosts != program.machine.hosts:
             program = replace(program, machine=replace(program.machine, hosts=hosts))
         if less:
-            found, tried = with_less(program, launch.title, owners, size)
+            planned, tried = with_less(program, launch.title, owners, size)
         else:
-            found = plans(program, owners, size)
-        ranks = tuple(rank for _, rank in found.results(program))
+            planned = plans(program, owners, size)
+        ranks = tuple(rank for _, rank in planned.results(program))
         text, tokens = program.text
-        digest = blake2b(found.payload, digest_size=16, key=program.digest).digest()
-        sent = {"text": text, "plans": found.payload}
-        return cls(digest, sent, tokens, found.collectives, ranks, tried)
+        digest = blake2b(planned.payload, digest_size=16, key=program.digest).digest()
+        sent = {"text": text, "plans": planned.payload}
+        return cls(digest, sent, tokens, planned.collectives, ranks, tried)
 
 
 @dataclass(eq=False)
@@ -175,7 +175,7 @@ class Run:
 
     def _by_block(self, ranks: Iterable[int]) -> dict[Key, int]:
         names, outputs = self.launch.names, self.program.outputs
-        blocks = [(names[number], *index) for number, found in outputs for index in found]
+        blocks = [(names[number], *index) for number, indices in outputs for index in indices]
         return dict(zip(blocks, ranks, strict=True))
 
     def rank(self, worker: str) -> int | None:
@@ -200,18 +200,18 @@ class Run:
             allowed = {ws.address for ws in valid}
         running = {ws.address for ws in scheduler.running}
         chosen = self.holders | ((allowed & running) or allowed)
-        found = [address for address in scheduler.workers if address in chosen]
-        self.members = by_host((*found, *(self.holders - set(found))))
+        members = [address for address in scheduler.workers if address in chosen]
+        self.members = by_host((*members, *(self.holders - set(members))))
 
     def on_blocks(self, scheduler: Scheduler) -> Run | None:
         """Return this run on its blocks where they are now, ``None`` if it cannot run there."""
         staged: list[list[Token]] = []
         for tokens in self.staged:
             blocks = [ts for key, _ in tokens if (ts := scheduler.tasks.get(key)) is not None]
-            found = [(ts.key, worker) for ts in blocks if (worker := worker_with(ts)) is not None]
-            if len(found) < len(tokens):
+            places = [(ts.key, worker) for ts in blocks if (worker := worker_with(ts)) is not None]
+            if len(places) < len(tokens):
                 return None
-            staged.append(found)
+            staged.append(places)
         run = Run(self.key, self.run_id, self.launch, staged, holder=self.holder)
         run.choose_members(scheduler)
         alive = all(member in scheduler.workers for member in run.members)
@@ -341,7 +341,7 @@ class Epochs:
         for terms, name in self._kept.items():
             if name == epoch and worker in terms[0]:
                 message = {"op": "dgpu-shared", "epoch": epoch, "key": key, "value": value}
-                send(self.scheduler, [each for each in terms[0] if each != worker], message)
+                send(self.scheduler, [term for term in terms[0] if term != worker], message)
 
     def connect(
         self, members: tuple[str, ...], *, part: str | None = None, hosts: Hosts = (), **terms: Any
@@ -440,7 +440,7 @@ async def watch(
         awaited = sorted(run.awaited)
         reports = await asyncio.gather(*(look(scheduler, run, w, interval) for w in awaited))
         now = {worker: r for worker, r in zip(awaited, reports, strict=True) if r}
-        watched = {(each.key, each.run_id) for each in runs.values() if not each.outcome.done()}
+        watched = {(run.key, run.run_id) for run in runs.values() if not run.outcome.done()}
         if any(r["behind"] in watched or _moved(seen.get(w), r) for w, r in now.items()):
             moved = clock()
         seen |= now

@@ -105,14 +105,14 @@ def launch_of(gang: TaskState) -> Launch | None:
 
 def awaited(ts: TaskState) -> set[TaskState]:
     """Return a task, all for which it waits, and all for which these do."""
-    found: set[TaskState] = set()
+    tasks: set[TaskState] = set()
     left = [ts]
     while left:
         last = left.pop()
-        if last not in found:
-            found.add(last)
+        if last not in tasks:
+            tasks.add(last)
             left += last.waiting_on or ()
-    return found
+    return tasks
 
 
 def is_out(ts: TaskState) -> bool:
@@ -130,9 +130,9 @@ def block_read(stage: TaskState) -> Key | DataNode:
 
     In a Delayed the key is another than in the task within.
     """
-    for each in stage.dependencies:
-        if not serves(each.key):
-            return each.key
+    for dependency in stage.dependencies:
+        if not serves(dependency.key):
+            return dependency.key
     return DataNode(None, _within(stage).args[0])
 
 
@@ -281,11 +281,11 @@ class Finish:
         if task.state == "waiting":
             worker = self.scheduler.workers[stored.worker]
             self.scheduler._add_to_processing(task, worker, stimulus_id=self.stimulus_id)
-        found, to_clients, to_workers = self.scheduler._transition(
+        recommendations, to_clients, to_workers = self.scheduler._transition(
             task.key, "memory", self.stimulus_id, **_no_time(), **stored._asdict()
         )
         self.recommendations.pop(task.key, None)
-        self.recommendations |= found
+        self.recommendations |= recommendations
         for own, new in ((self.to_clients, to_clients), (self.to_workers, to_workers)):
             for address, messages in new.items():
                 own.setdefault(address, []).extend(messages)

@@ -65,8 +65,8 @@ def repeating(at: int, length: int, back: int) -> int:
 def iterations_of(number: int, caller: str, dask_worker: Worker) -> int:
     """Return how many iterations of a client's call have ended on a worker."""
     plugin: Any = dask_worker.plugins[PLUGIN]
-    found = plugin.callers.get(caller)
-    last, done = (0, 0) if found is None else found.reached
+    served = plugin.callers.get(caller)
+    last, done = (0, 0) if served is None else served.reached
     return done if last == number else 0
 
 
@@ -182,8 +182,8 @@ class Caller:
         self._closed = True
         failure = failure_of(error, rank, self._plugin.worker.address, phase)
         lost = isinstance(error, CommError) and not isinstance(failure, RankError)
-        found = {"number": number, "lost": lost, "error": pickle.dumps(failure)}
-        self._send({"op": "failed", **found})
+        facts = {"number": number, "lost": lost, "error": pickle.dumps(failure)}
+        self._send({"op": "failed", **facts})
 
     def _open(self, digest: bytes, text: bytes, plans: bytes, **facts: Any) -> None:
         """Keep a program."""
@@ -252,13 +252,13 @@ class Caller:
                     for feed, places in zip(feeds, called.places, strict=True)
                 ]
                 done += 1
-                for at in range(len(carry) if done < most else len(values)):
-                    if at not in carry:  # so that it can be freed
-                        values[at] = {}
+                for i in range(len(carry) if done < most else len(values)):
+                    if i not in carry:  # so that it can be freed
+                        values[i] = {}
                 todo = called.kept.prepared(tokens, rank, plugin.device)
-                found = execute(todo, called.names, comm, plugin.member.device, given, job)
+                computed = execute(todo, called.names, comm, plugin.member.device, given, job)
                 made: dict[str, Blocks] = {called.names[value]: {} for value in called.results}
-                for (name, *index), block in found.items():
+                for (name, *index), block in computed.items():
                     made[name][tuple(index)] = block
                 results = *values, *made.values()
                 values[: len(carry)] = [results[at] for at in carry]

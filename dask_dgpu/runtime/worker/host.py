@@ -21,11 +21,11 @@ def own_host(worker: str, scheduler: str) -> str:
     """
     towards = get_address_host(scheduler)
     local = get_ip(next(map(str, _addresses(towards)), towards))
-    for found in _addresses(get_address_host(worker)):
+    for host in _addresses(get_address_host(worker)):
         # with a scheduler on a loopback address, all of the cluster is on this host
-        reachable = not found.is_loopback or ipaddress.ip_address(local).is_loopback
-        if reachable and _is_own(found):
-            return str(found)
+        reachable = not host.is_loopback or ipaddress.ip_address(local).is_loopback
+        if reachable and _is_own(host):
+            return str(host)
     return local
 
 

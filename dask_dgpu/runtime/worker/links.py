@@ -175,11 +175,11 @@ class Links:
 
 async def accept(links: Mapping[str, Links], comm: Connection, epoch: str, rank: int) -> Status:
     """Serve a link to an epoch that this worker joins; refuse others."""
-    found = links.get(epoch)
-    if found is None:
+    serving = links.get(epoch)
+    if serving is None:
         comm.abort()
     else:
-        await found.accept(comm, rank)
+        await serving.accept(comm, rank)
     return Status.dont_reply
 
 

@@ -198,11 +198,11 @@ class Kept:
 
     def prepared(self, tokens: bytes, rank: int, kind: str) -> Prepared:
         """Return what a rank does; functions depend on the tokens."""
-        found = self._opened.get((tokens, rank))
-        if found is None:
-            found = prepared(opened(self._text, tokens), self._plans, rank, kind)
-            self._opened = {(tokens, rank): found}
-        return found
+        known = self._opened.get((tokens, rank))
+        if known is None:
+            known = prepared(opened(self._text, tokens), self._plans, rank, kind)
+            self._opened = {(tokens, rank): known}
+        return known
 
 
 class Programs:
@@ -235,9 +235,9 @@ class Programs:
                 raise GaveUpError("the run was given up")
             self._kept[job.digest] = Kept(job.text, job.plans)
         job.receive(b"", b"")  # it is opened
-        found = self._kept[job.digest].prepared(job.tokens, job.rank, self._kind)
-        self.shrink(found.program.limits.kept_programs)
-        return found
+        prepared = self._kept[job.digest].prepared(job.tokens, job.rank, self._kind)
+        self.shrink(prepared.program.limits.kept_programs)
+        return prepared
 
     def shrink(self, limit: int) -> None:
         """Forget the programs that were used first, until the others take at most these bytes."""

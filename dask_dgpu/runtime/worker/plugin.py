@@ -217,18 +217,18 @@ class GangWorkerPlugin(WorkerPlugin):
 
     async def _calls(self, comm: Connection, caller: str) -> Status:
         """Read the calls of a client, until it leaves."""
-        found = self.callers[caller] = Caller(self, comm)
+        served = self.callers[caller] = Caller(self, comm)
         try:
-            return await found.read()
+            return await served.read()
         finally:
             del self.callers[caller]
 
     def _session(self, caller: str, **fields: Any) -> None:
-        found = self.callers.get(caller)
-        if found is not None:
-            self._enqueue(partial(found.serve, **fields))
-            found.sessions += 1
-            self.serving = found
+        served = self.callers.get(caller)
+        if served is not None:
+            self._enqueue(partial(served.serve, **fields))
+            served.sessions += 1
+            self.serving = served
 
     def leave(self, epoch: str, reason: str) -> None:
         """Leave an epoch, and let the other members leave it; never blocks."""
