@@ -1,4 +1,4 @@
-"""Blocks of results that wait on workers: asked for again, or made again."""
+"""Blocks of results that wait on workers: fetched from where they were made, or made again."""
 
 from __future__ import annotations
 
@@ -121,17 +121,57 @@ def _known(key: Any, dask_scheduler: Any) -> int:
 
 
 @pytest.mark.usefixtures("by_tasks")
-def test_blocks_of_tasks_on_other_workers_are_made_again(client, x):
+def test_block_is_fetched_from_the_worker_that_made_it(client, x):
     z = x @ x
     before = launched_runs(client)
     with one_worker_is_busy(client, z) as futures:
-        assert client.run_on_scheduler(_move, keys=[f.key for f in futures if not f.done()])
-    found = client.gather(futures)
-    assert launched_runs(client) == before + 2
+        moved = client.run_on_scheduler(_move, keys=[f.key for f in futures if not f.done()])
+        assert moved
+        eventually(lambda: all(future.done() for future in futures))
+        found = client.gather(futures)
+    assert launched_runs(client) == before + 1
     blocks = {future.key[1:]: host(block) for future, block in zip(futures, found, strict=True)}
     for (i, j), block in blocks.items():
         rows, columns = (slice(k * CHUNK, (k + 1) * CHUNK) for k in (i, j))
         np.testing.assert_array_equal(block, (A @ A)[rows, columns])
+
+
+@pytest.mark.usefixtures("by_tasks")
+def test_block_that_cannot_be_fetched_is_made_again(client, x):
+    z = x @ x
+    before = launched_runs(client)
+    client.run(_refuse)
+    try:
+        with one_worker_is_busy(client, z) as futures:
+            client.run_on_scheduler(_move, keys=[f.key for f in futures if not f.done()])
+            eventually(lambda: any(client.run(_asked).values()))
+        wait(futures, timeout=60)
+    finally:
+        client.run(_give)
+    assert all(future.status == "finished" for future in futures)
+    assert launched_runs(client) == before + 2
+
+
+def _refuse(dask_worker: Any) -> None:
+    """Have a worker answer as if its connection were lost."""
+    gangs = dask_worker.plugins[PLUGIN]
+    gangs.asked = 0
+
+    def refuse(**what: Any) -> None:
+        gangs.asked += 1
+        raise OSError("the connection is lost")
+
+    dask_worker.handlers["dgpu_take"] = refuse
+
+
+def _asked(dask_worker: Any) -> int:
+    return int(dask_worker.plugins[PLUGIN].asked)
+
+
+def _give(dask_worker: Any) -> None:
+    gangs = dask_worker.plugins[PLUGIN]
+    dask_worker.handlers["dgpu_take"] = gangs._take
+    del gangs.asked
 
 
 def _move(keys: list[Any], dask_scheduler: Any) -> int:

@@ -10,7 +10,7 @@ import pytest
 from distributed.protocol.serialize import deserialize, serialize
 
 from dask_dgpu.kernels.sums.partial import partial_sum
-from dask_dgpu.runtime.worker.request import Handle
+from dask_dgpu.runtime.worker.fetch import Handle
 
 RNG = np.random.default_rng(2)
 BLOCK = RNG.random((5, 7))

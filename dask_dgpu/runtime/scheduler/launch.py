@@ -385,13 +385,16 @@ class Staging:
 
 
 def restrict(scheduler: Scheduler, run: Run) -> None:
-    """Place each ``out`` on the worker that computes its block.
+    """Place each ``out`` on the worker that computes its block, if that worker runs tasks.
 
     If a client releases and requests ``out`` tasks again, Dask creates them without our
-    restrictions, so these are set again each time.
+    restrictions, so these are set again each time. They only affect speed: an ``out`` elsewhere
+    asks the scheduler for the worker of its block, and fetches the block.
     """
+    running = {ws.address for ws in scheduler.running}
     for out in scheduler.tasks[run.key].dependents:
-        prefer(scheduler, out, run.worker_of(block_of(out)), loose=False)
+        worker = run.worker_of(block_of(out))
+        prefer(scheduler, out, worker, loose=worker not in running)
 
 
 def outs_of(scheduler: Scheduler, run: Run) -> dict[str, list[tuple[Key, Key]]]:

@@ -4,7 +4,7 @@ The life of a run::
 
     gang task calls   -> begin: members, epoch, plans -> launch on every member
     members report    -> finished | failed | stale
-    out tasks         -> take blocks on their workers
+    out tasks         -> take blocks on their workers, or ask for the worker
     a member is lost  -> the others give up; Dask reruns stage, gang, out
     gang key released -> remaining results are freed
 
@@ -72,7 +72,7 @@ class GangSchedulerPlugin(SchedulerPlugin):
         self.numbers: dict[Key, Any] = {}  # results in memory that have come with a report
         self.structures: LRU[Any, Any] = LRU(KEPT_BYTES, {}, weight=lambda _, kept: kept.nbytes)
         scheduler.handlers.update(
-            {"dgpu_gang": self.gang, "dgpu_missing": self.missing, "dgpu_warm_up": self.warm_up}
+            {"dgpu_gang": self.gang, "dgpu_where": self.where, "dgpu_warm_up": self.warm_up}
         )
         scheduler.handlers |= {"dgpu_members": self.members, "dgpu_session": self.session}
         scheduler.handlers["gather"] = self.gather
@@ -111,20 +111,29 @@ class GangSchedulerPlugin(SchedulerPlugin):
             self.launches.begin(run)
         return await run.answer(self.scheduler)
 
-    def missing(self, key: Key, run_id: int, out: Key, worker: str) -> None:
-        """Start a gang over if an ``out`` task finds no block on the worker that should have it."""
+    async def where(
+        self, key: Key, run_id: int, block: Key, out: Key, worker: str, missing: str
+    ) -> str | None:
+        """Return the worker with a block of a run, for an ``out`` on a worker without it.
+
+        If ``missing``, a worker without the block, should have it, the gang restarts.
+        """
         worker = known_as(self.scheduler, worker)
+        missing = missing and known_as(self.scheduler, missing)
         run = self.runs.get(key)
         gang = self.scheduler.tasks.get(key)
         if gang is None or gang.state != "memory" or not runs_on(self.scheduler, out, worker):
-            return  # all of this is void already
+            return None  # all of this is void already
         if run is not None and run.run_id == run_id and run.finished:
-            if run.starts_over:  # several tasks may miss blocks at once
-                return
-            run.starts_over = True
-            self.endings.lost(run, worker, "out", "a block")
+            place = run.worker_of(tuple(block))
+            if place != missing:
+                return place
+            if not run.starts_over:  # several tasks may miss blocks at once
+                run.starts_over = True
+                self.endings.lost(run, place, "out", "a block")
         stimulus_id = f"dgpu-missing-{run_id}"
         asyncio.get_running_loop().call_soon(self.endings.start_over, key, stimulus_id)
+        return None
 
     async def warm_up(self, device: str, connect: bool, kind: str | None, **terms: Any) -> str:
         """Connect all workers before the first gang, if ``device`` is the one that this returns.

@@ -30,10 +30,10 @@ from dask_dgpu.runtime.failure import IN_PROGRAM, RankError, failure_of
 from dask_dgpu.runtime.program import Launch
 from dask_dgpu.runtime.tasks import PLUGIN
 from dask_dgpu.runtime.worker.calls import Caller
+from dask_dgpu.runtime.worker.fetch import Handle, fetch, request
 from dask_dgpu.runtime.worker.host import own_host
 from dask_dgpu.runtime.worker.links import Links
 from dask_dgpu.runtime.worker.member import MOST_SPANS, Job, Member, Programs
-from dask_dgpu.runtime.worker.request import Handle, miss, request
 from graph_opt.dask_graph.internals import finalize
 from graph_opt.model.cost import Hosts
 
@@ -107,6 +107,7 @@ class GangWorkerPlugin(WorkerPlugin):
         worker.handlers.update(
             {
                 "dgpu_report": self._report,
+                "dgpu_take": self._take,
                 "dgpu_examine": self._examine,
                 "dgpu_link": self.member.accept,
                 "dgpu_calls": self._calls,
@@ -149,7 +150,7 @@ class GangWorkerPlugin(WorkerPlugin):
         try:
             return self.results[handle.key, handle.run_id][block]
         except KeyError:
-            return sync(self.worker.loop, miss, self.worker, handle, out)
+            return sync(self.worker.loop, fetch, self.worker, handle, block, out)
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
         """Remember unwanted blocks no longer than their tasks."""
@@ -237,6 +238,10 @@ class GangWorkerPlugin(WorkerPlugin):
 
     def _report(self) -> list[dict[str, Any]]:
         return [job.report for job in self.jobs.copy().values()]
+
+    def _take(self, key: Key, run_id: int, block: Key) -> dict[str, Any]:
+        found = self.results.get((key, run_id), {}).get(tuple(block))
+        return {} if found is None else {"block": to_serialize(found)}
 
     async def _examine(self) -> tuple[str, dict[str, str | None]]:
         return await in_background(self.member.health)

@@ -1,11 +1,11 @@
-"""What the worker of a ``gang`` task asks of the scheduler, and that of an ``out`` task."""
+"""The result of a ``gang`` task, and blocks of it on other workers."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distributed.exceptions import Reschedule
@@ -62,15 +62,26 @@ def request(
     return Handle(key, answer["run_id"])
 
 
-async def miss(here: Worker, handle: Handle, out: Key) -> None:
-    """Tell the scheduler that this worker lacks the block of an ``out`` task; raise.
+async def fetch(here: Worker, handle: Handle, block: Key, out: Key) -> Array:
+    """Fetch a block from the worker that computed it, for the ``out`` task with this key.
 
     Raises
     ------
     Reschedule
-        Always. The scheduler starts the gang over, and this task with it.
+        If no worker has it. The scheduler starts the gang over, and this task with it.
     """
-    with suppress(OSError):  # this worker closes
-        what = {"key": handle.key, "run_id": handle.run_id, "out": out, "worker": here.address}
-        await here.scheduler.dgpu_missing(**what)
+    what = {"key": handle.key, "run_id": handle.run_id, "block": block}
+    where = partial(here.scheduler.dgpu_where, **what, out=out, worker=here.address)
+    try:
+        place = await where(missing=here.address)
+        if place is not None:
+            try:
+                answer = await here.rpc(place).dgpu_take(**what)
+            except OSError:  # the worker is lost, perhaps before the scheduler knows
+                answer = {}
+            if "block" in answer:
+                return answer["block"]
+            await where(missing=place)
+    except OSError:  # this worker closes
+        pass
     raise Reschedule
