@@ -248,9 +248,12 @@ def interrupted(read: Callable[[], Any]) -> None:
 
     def begin() -> None:
         timer.start()
+        # in the background a shell lets processes ignore it
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             read()
         finally:
+            signal.signal(signal.SIGINT, before)
             ended.set()
 
     timer = threading.Thread(target=interrupt)
