@@ -116,6 +116,13 @@ class Verdicts:
         self.left.update(others.left)
         self.lacks.update(others.lacks)
 
+    def tried_in_passes(self, lacks: Iterable[Lack]) -> None:
+        """Replace what collectives lack by what their passes do if that is less."""
+        most = max(lacks, key=lambda lack: lack.peak_bytes, default=None)
+        for name, own in self.lacks.items():
+            if most is not None and most.peak_bytes < own.peak_bytes:
+                self.lacks[name], self.refused[name] = most, most.reason
+
 
 @dataclass(frozen=True)
 class Planner:
@@ -165,6 +172,8 @@ class Planner:
                 passes = verdicts.lacks.keys() | new
                 if any(piece.output.name in passes for piece in rewriting.pieces):
                     return rewriting
+                tried = rewriting.lacks
+                verdicts.tried_in_passes(tried[name] for name in passes & tried.keys())
             lacks |= verdicts.lacks
             declined += [Declined(name, reason) for name, reason in refused.items()]
             kept = [p for p in pieces if p.output.name in alone.keys() - refused.keys()]

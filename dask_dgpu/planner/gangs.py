@@ -52,20 +52,27 @@ def in_parts(whole: Gang, ranks: int, planned: Callable[[Region], Gang]) -> Gang
     """
     if whole.room is None or len(whole.region.members) > 1 or not whole.region.pieces:
         return whole
-    most, least = whole.region, whole
+    least, skipped = whole, list[Region]()
     for parts in finer(whole.region):
         most = largest(parts)
         # this takes no plan: a rank needs at least its share of the blocks
         if load(most) > whole.room * ranks:
+            skipped = parts
             continue
-        least = planned(most)
-        gangs = [planned(part) for part in in_turn(parts)] if least.fits else [least]
-        if all(gang.fits for gang in gangs):
-            return _together(whole, gangs, ranks)
-    if least is whole:
-        least = planned(most)
-    smaller = least.prediction.peak_bytes < whole.prediction.peak_bytes
-    return replace(whole, least=least) if smaller else whole
+        gangs, skipped = [planned(most)], []
+        if gangs[0].fits:
+            gangs = [planned(part) for part in in_turn(parts)]
+            if all(gang.fits for gang in gangs):
+                return _together(whole, gangs, ranks)
+        least = min(least, max(gangs, key=_excess), key=_excess)
+    if skipped:
+        least = min(least, planned(max(skipped, key=load)), key=_excess)
+    return whole if least is whole else replace(whole, least=least)
+
+
+def _excess(gang: Gang) -> float:
+    """Return the bytes that a gang needs beyond those that it may use."""
+    return gang.prediction.peak_bytes - (gang.room or 0.0)
 
 
 def _together(whole: Gang, gangs: Sequence[Gang], ranks: int) -> Gang:

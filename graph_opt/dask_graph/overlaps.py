@@ -94,8 +94,17 @@ def _bounded(
         boundary[axis], source, layers = edge
         passed += layers
     inner = (name, *(layer for layer in _replaceable(graph, passed) if layer != name))
-    piece = OverlapPiece(last, source, depth, tuple(boundary), inner=inner)
+    tasks = sum(map(partial(_working, graph), passed[2:]))
+    piece = OverlapPiece(last, source, depth, tuple(boundary), tasks, inner=inner)
     return piece if axes and piece.fits else None
+
+
+def _working(graph: ArrayGraph, name: str) -> int:
+    """Return the number of tasks of a layer without those that only rename blocks."""
+    layer: Any = graph.layers[name]
+    if isinstance(layer, Blockwise):
+        return len(layer)
+    return sum(not isinstance(task, Alias | tuple) for task in layer.mapping.values())
 
 
 def _replaceable(graph: ArrayGraph, passed: Iterable[str]) -> Iterable[str]:

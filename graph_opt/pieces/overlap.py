@@ -44,11 +44,12 @@ class OverlapPiece(SeparablePiece):
     """Every block of ``source``, extended by ghost cells; ``output`` has the same grid.
 
     For each axis, ``depth`` are the ghost cells before and after a block, and ``boundary`` is
-    the boundary.
+    the boundary. ``edges`` counts Dask's tasks for boundaries.
     """
 
     depth: tuple[Depth, ...]
     boundary: tuple[Boundary, ...]
+    edges: int = 0
 
     operation = "overlap"
     only_moves = True
@@ -109,7 +110,7 @@ class OverlapPiece(SeparablePiece):
             sum(1 + (before > 0) + (after > 0) for before, after in ghosts(*axis)) for axis in axes
         )
         share = len(self.computed) / max(1, self.source.blocks)
-        tasks = round(share * pieces)
+        tasks = round(share * (pieces + self.edges))
         written = share * self.output.nbytes
         moved = share * (self.output.nbytes - self.source.nbytes)
         seconds = dask_rechunk_seconds(tasks, moved, written, ranks, machine)
