@@ -21,8 +21,8 @@ from link_server import this_server
 from process_harness import blas_threads, processes
 from relay import Relay, join_relay
 
-from dask_dgpu.comm import bootstrap, common
-from dask_dgpu.comm.common import even_counts
+from dask_dgpu.comm import bootstrap
+from dask_dgpu.comm.common import even_counts, exchange_now
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.environment.gpus import count_gpus
 
@@ -71,9 +71,7 @@ def measure(
             comm.all_reduce(tiny).wait()
 
     def all_to_all() -> None:
-        work = common.exchange(comm, whole, counts[rank], out, came)
-        if work is not None:
-            work.wait()
+        exchange_now(comm, whole, counts[rank], out, came)
 
     for call in (all_reduce, all_to_all):
         pipe.send([_timed(comm, call, given.device) for _ in range(1 + given.repetitions)][1:])

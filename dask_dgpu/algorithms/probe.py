@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_dgpu.comm import common
+from dask_dgpu.comm.common import exchange_now
 from dask_dgpu.comm.protocol import Comm
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -120,7 +120,7 @@ def _latency(comm: Comm, device: Device) -> float:
             block.copy()
             device.join()
             if exchanges:
-                _exchange(comm, sent, got, one_each)
+                exchange_now(comm, sent, one_each, got, one_each)
 
     alone, together = (_best(comm, device, partial(steps, each)) for each in (False, True))
     return max(0.0, together - alone) / MESSAGES
@@ -138,16 +138,9 @@ def _received(comm: Comm, device: Device, peers: Sequence[int], most: int) -> fl
         counts[peer] = share
 
     def blocks() -> None:
-        _exchange(comm, whole, out, counts)
+        exchange_now(comm, whole, counts, out, counts)
 
     return sum(counts) / _best(comm, device, blocks, RUNS[device.kind])
-
-
-def _exchange(comm: Comm, sent: Array, received: Array, counts: Sequence[int]) -> None:
-    """Send and receive so many elements to and from each rank."""
-    work = common.exchange(comm, sent, counts, received, counts)
-    if work is not None:
-        work.wait()
 
 
 def window(comm: Comm, device: Device, hosts: Hosts = ()) -> Figures:

@@ -169,6 +169,15 @@ def exchange(
     return comm.exchange(sends, receives) if sends or receives else None
 
 
+def exchange_now(
+    comm: Comm, out: Buffer, out_counts: Counts, inbox: Buffer, in_counts: Counts
+) -> None:
+    """Exchange as :func:`exchange`, and wait."""
+    work = exchange(comm, out, out_counts, inbox, in_counts)
+    if work is not None:
+        work.wait()
+
+
 def own_messages(rank: int, sends: Messages, recvs: Messages) -> list[tuple[Buffer, Buffer]]:
     """Return source and target of the messages of a batch from a rank to itself."""
     sources = [flat(buffer) for peer, buffer in sends if peer == rank]

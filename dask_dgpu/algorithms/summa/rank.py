@@ -37,7 +37,7 @@ from dask_dgpu.algorithms.summa.plan import (
 )
 from dask_dgpu.algorithms.summa.wire import Sent
 from dask_dgpu.algorithms.summa.zeros import Known, count_zeros
-from dask_dgpu.comm.common import exchange
+from dask_dgpu.comm.common import exchange, exchange_now
 from dask_dgpu.comm.protocol import Comm, Window, Work
 from dask_dgpu.kernels import gemm
 from dask_dgpu.kernels.device import Device
@@ -426,9 +426,7 @@ def _reduced(product: Product, strips: list[_Strip]) -> dict[Index, Array]:
         inbox = device.empty(sum(receives), plan.accumulator)
         for start, part in zip(accumulate(map(len, parts), initial=0), parts, strict=False):
             np.copyto(out[start : start + len(part)], part)
-        work = exchange(comm, out, sends, inbox, receives)
-        if work is not None:
-            work.wait()
+        exchange_now(comm, out, sends, inbox, receives)
         stops = list(accumulate(receives))
         total, *others = (inbox[stops[p] - receives[p] : stops[p]] for p in peers)
         for other in others:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dask_dgpu.algorithms.summa.plan import Block, PanelStep, Piece, Pieces, SummaPlan
 from dask_dgpu.algorithms.summa.wire import Sent, Sparse
-from dask_dgpu.comm.common import exchange
+from dask_dgpu.comm.common import exchange_now
 from dask_dgpu.kernels import zeros
 from graph_opt.model.layout import Span
 
@@ -126,9 +126,7 @@ def _exchanged(product: Product, own: dict[Source, int]) -> list[Iterator[int]]:
     lengths = [sum(len(step.receives[peer]) for step in steps) for peer in range(comm.size)]
     out = device.to_device(np.array([*chain(*told)], np.int64))
     inbox = device.empty(sum(lengths), "int64")
-    work = exchange(comm, out, list(map(len, told)), inbox, lengths)
-    if work is not None:
-        work.wait()
+    exchange_now(comm, out, list(map(len, told)), inbox, lengths)
     device.synchronize()
     counts = iter(device.to_host(inbox).tolist())
     return [iter(list(islice(counts, length))) for length in lengths]
