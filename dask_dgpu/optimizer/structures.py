@@ -18,7 +18,7 @@ import dask
 from dask.highlevelgraph import HighLevelGraph
 
 from dask_dgpu.planner.predict import Places
-from dask_dgpu.planner.present import Present, figures_of, left_of
+from dask_dgpu.planner.present import Present, figures_of, room_of
 from dask_dgpu.runtime.program import Launch, Program
 from graph_opt.dask_graph.plain import Plain
 from graph_opt.dask_graph.sent import SentGraph, opened, pickled
@@ -63,7 +63,7 @@ def optimized(
             optimizer,
             figures,
             _alike(map(places.get, graph.sources)),
-            optimizer.most and left_of(optimizer.most, present.others(graph.sources)),
+            room_of(optimizer.most, present.others(graph.sources)),
             str(dask.config.get("optimization", {})),
         )
         kept = known.get(key)

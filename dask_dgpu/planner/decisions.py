@@ -35,7 +35,7 @@ from dask_dgpu.planner.present import (
     Present,
     figures_of,
     is_offloaded,
-    left_of,
+    room_of,
 )
 from dask_dgpu.runtime.program import Blockworks, Launch, Program
 from graph_opt.model.layout import CUPY, NUMPY, Declined
@@ -308,7 +308,7 @@ class Planner:
 
     def room(self, others: float) -> float | None:
         """Return the bytes of a device for a gang beside other results; ``None`` for no limit."""
-        return None if self.most is None else left_of(self.most, others)
+        return room_of(self.most, others)
 
     def launch(self, region: Region, reader: Reader, room: float | None = None) -> Launch:
         """Return the program of a region that may use ``room`` bytes of a device, and its names."""

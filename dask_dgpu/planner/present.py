@@ -46,6 +46,11 @@ def left_of(most: float, others: float) -> float:
     return max(0.0, most - ceil(others / step) * step)
 
 
+def room_of(most: float | None, others: float) -> float | None:
+    """Return the same, ``None`` without a limit."""
+    return None if most is None else left_of(most, others)
+
+
 class LeastMemory(NamedTuple):
     """The least bytes of a setting under which something fits, ``None`` if it is no less now."""
 
