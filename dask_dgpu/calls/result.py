@@ -66,8 +66,7 @@ class Result(Array):
             if self.held.ranks.is_on_loop:
                 return self._pending()
             futures = self.held.ranks.publish(self.held, self)
-            layers = {self.name: MaterializedLayer(futures)}
-            graph = HighLevelGraph(layers, {self.name: set()})
+            graph = self._of_futures(futures)
             vars(self)["_graph"] = None
             vars(self)["_graph"] = graph
             Array(graph, self.name, self.chunks, meta=self._meta)  # annotates the layer
@@ -77,6 +76,9 @@ class Result(Array):
     def dask(self, graph: HighLevelGraph) -> None:
         vars(self)["_graph"] = graph
 
+    def _of_futures(self, futures: dict[Any, Any]) -> HighLevelGraph:
+        return HighLevelGraph({self.name: MaterializedLayer(futures)}, {self.name: set()})
+
     def _pending(self) -> HighLevelGraph:
         """Return the graph with futures that a thread finishes.
 
@@ -85,9 +87,8 @@ class Result(Array):
         graph: HighLevelGraph | None = vars(self).get("_awaited")
         if graph is None:
             client: Any = self.held.ranks.client
-            futures: dict[Any, Any] = {
-                key: Future(key, client) for key in flatten(self.__dask_keys__())
-            }
+            futures: dict[Any, Any]
+            futures = {key: Future(key, client) for key in flatten(self.__dask_keys__())}
 
             def publish() -> None:
                 try:
@@ -98,8 +99,7 @@ class Result(Array):
                 finally:
                     del vars(self)["_awaited"]
 
-            layers = {self.name: MaterializedLayer(futures)}
-            graph = vars(self)["_awaited"] = HighLevelGraph(layers, {self.name: set()})
+            graph = vars(self)["_awaited"] = self._of_futures(futures)
             Thread(target=publish, name="dgpu-publish", daemon=True).start()
         return graph
 
