@@ -106,14 +106,14 @@ def held(
     for i, key in enumerate(ordered):
         if key in owners or isinstance(tasks[key], DataNode):
             continue
-        inputs = [made.get(read, 0) for read in reads[key]]
+        inputs = [made.get(each, 0) for each in reads[key]]
         read = max(sum(inputs), usual)
         *between, block = _fused(key, tasks[key])
         own, wide = (declared.nbytes(block, least) or read for least in (1, DOUBLE))
-        least = DOUBLE if _adds_squares(tasks[key]) else 1
-        blocks = (*between, *tasks[key].dependencies)
+        element = DOUBLE if _adds_squares(tasks[key]) else 1
+        others = (*between, *tasks[key].dependencies)
         largest = max(
-            wide, usual, *inputs, *(declared.nbytes(block, least) or 0 for block in blocks)
+            wide, usual, *inputs, *(declared.nbytes(other, element) or 0 for other in others)
         )
         beside = max(int(temporaries * largest), loading)
         works.append(read + wide + beside)

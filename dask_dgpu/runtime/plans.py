@@ -115,7 +115,7 @@ def _readers(program: Program) -> Counter[int]:
     counted = Counter[int]()
     origins = [{number} for number in range(len(program.inputs))]
     for node in program.nodes:
-        read = set[int]().union(*(origins[read] for read in node.reads))
+        read = set[int]().union(*(origins[value] for value in node.reads))
         if node.operation is not None:
             counted.update(read)
             read = set()
